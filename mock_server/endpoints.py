@@ -1,0 +1,149 @@
+"""What a request must be: the checks of a strict OpenAI-compatible service, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mock_server import models
+
+MAX_INPUTS = 2048
+
+
+class Refused(Exception):
+    """A request that is answered with an error: HTTP status, message, and the field at fault."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+
+
+def error_body(message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI words it."""
+    return {
+        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    }
+
+
+def parse(data: bytes) -> Any:
+    """The request body as plain data. Raises Refused."""
+    try:
+        return models.plain_data(data.decode("utf-8"))
+    except ValueError:
+        raise Refused(400, "the body is not JSON in UTF-8") from None
+
+
+def check(path: str, request: Any) -> None:
+    """Nothing for a request that is good. Raises Refused with the first field at fault."""
+    if not isinstance(request, dict):
+        raise Refused(400, "the body is not a JSON object")
+    model, required, optional, check_fields = ENDPOINTS[path]
+    for name in request:
+        if name not in required and name not in optional:
+            raise Refused(400, f"unknown field '{name}'", name)
+    for name in required:
+        if name not in request:
+            raise Refused(400, f"missing field '{name}'", name)
+    for name, value in request.items():
+        if value is None:
+            raise Refused(400, f"field '{name}' is null; leave it out", name)
+    if request["model"] != model:
+        raise Refused(404, f"unknown model; this endpoint serves '{model}'", "model")
+    check_fields(request)
+
+
+def check_embeddings(request: Mapping[str, Any]) -> None:
+    inputs = [request["input"]] if isinstance(request["input"], str) else request["input"]
+    if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
+        raise Refused(400, "'input' must be a string or a list of strings (no token ids)", "input")
+    if not inputs or not all(text.strip() for text in inputs):
+        raise Refused(400, "'input' is empty, or holds an empty text", "input")
+    if len(inputs) > MAX_INPUTS:
+        raise Refused(
+            400, f"'input' holds {len(inputs)} texts; at most {MAX_INPUTS} are allowed", "input"
+        )
+    if request.get("encoding_format", "float") not in ("float", "base64"):
+        raise Refused(400, "'encoding_format' must be 'float' or 'base64'", "encoding_format")
+
+
+def check_rerank(request: Mapping[str, Any]) -> None:
+    query, documents = request["query"], request["documents"]
+    if not isinstance(query, str) or not query.strip():
+        raise Refused(400, "'query' must be a string that is not empty", "query")
+    if not isinstance(documents, list) or not documents:
+        raise Refused(400, "'documents' must be a list that is not empty", "documents")
+    if not all(isinstance(text, str) and text.strip() for text in documents):
+        raise Refused(400, "'documents' must hold strings that are not empty", "documents")
+    top_n = request.get("top_n", 1)
+    if type(top_n) is not int or not 1 <= top_n <= len(documents):
+        raise Refused(400, f"'top_n' must be a whole number from 1 to {len(documents)}", "top_n")
+    if type(request.get("return_documents", False)) is not bool:
+        raise Refused(400, "'return_documents' must be true or false", "return_documents")
+
+
+def check_chat(request: Mapping[str, Any]) -> None:
+    messages = request["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "'messages' must be a list that is not empty", "messages")
+    for i, message in enumerate(messages):
+        name = f"messages[{i}]"
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise Refused(
+                400, f"'{name}' must be an object with exactly 'role' and 'content'", name
+            )
+        if message["role"] not in ("system", "developer", "user", "assistant"):
+            raise Refused(400, f"'{name}.role' is unknown", f"{name}.role")
+        if not isinstance(message["content"], str):
+            raise Refused(400, f"'{name}.content' must be a string", f"{name}.content")
+    asked = models.question_and_sources(messages)
+    if not is_question_with_sources(asked):
+        form = '{"question", "sources": [{"id", "title"?, "text"}]}, all strings'
+        raise Refused(400, f"the last user message must be the JSON object {form}", "messages")
+    for name, served in (("n", 1), ("stream", False)):
+        value = request.get(name, served)
+        if type(value) is not type(served) or value != served:  # True == 1
+            raise Refused(400, f"'{name}' is not served: one whole answer a request", name)
+    if not isinstance(request.get("response_format", {}), dict):
+        raise Refused(400, "'response_format' must be an object", "response_format")
+
+
+def is_question_with_sources(asked: Any) -> bool:
+    """Whether the message has exactly the keys and types that the mock's chat reads."""
+    if not isinstance(asked, dict) or set(asked) != {"question", "sources"}:
+        return False
+    if not isinstance(asked["question"], str) or not isinstance(asked["sources"], list):
+        return False
+    return all(
+        isinstance(source, dict)
+        and {"id", "text"} <= set(source) <= {"id", "title", "text"}
+        and all(isinstance(value, str) for value in source.values())
+        for source in asked["sources"]
+    )
+
+
+CHAT_OPTIONS = (
+    "response_format temperature top_p seed stop max_tokens max_completion_tokens n stream "
+    "presence_penalty frequency_penalty reasoning_effort user"
+).split()
+
+# path: (model, required fields, optional fields, check of their values)
+ENDPOINTS = {
+    "/embeddings": (
+        models.EMBEDDING_MODEL,
+        ("model", "input"),
+        ("encoding_format",),
+        check_embeddings,
+    ),
+    "/rerank": (
+        models.RERANK_MODEL,
+        ("model", "query", "documents"),
+        ("top_n", "return_documents"),
+        check_rerank,
+    ),
+    "/chat/completions": (models.CHAT_MODEL, ("model", "messages"), CHAT_OPTIONS, check_chat),
+}
+REPLIES = {
+    "/embeddings": models.embeddings,
+    "/rerank": models.rerank,
+    "/chat/completions": models.chat,
+}

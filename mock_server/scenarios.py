@@ -1,0 +1,571 @@
+"""The table of scenarios: what each serves, what a correct client does, and what rag.py says of it.
+
+The listing, the server and the tests are made from this table: what is not in it cannot be served.
+A scenario changes the reply of one endpoint; every other request gets the faithful reply.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
+ORDER = (EMBEDDINGS, RERANK, CHAT)
+STAGES = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}
+ANSWERS, ABSTAINS, REFUSES, EITHER = "answers", "abstains", "refuses", "answers or refuses"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP reply: a JSON value, or bytes as they are.
+
+    `missing_bytes` are announced but not sent; `ending` may put a hang-up or silence in its place.
+    """
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    missing_bytes: int = 0
+    ending: str = "whole"
+
+    def data(self) -> bytes:
+        return (
+            self.body
+            if isinstance(self.body, bytes)
+            else json.dumps(self.body, ensure_ascii=False).encode()
+        )
+
+
+# From the good body and the request to what is served instead: a JSON value, or a whole Reply.
+Change = Callable[[Any, Mapping[str, Any]], Any]
+
+
+def unchanged(good: Any, request: Mapping[str, Any]) -> Any:
+    return good
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A row of the table. `words` is what rag.py's one line says; `settings` are for its run."""
+
+    name: str
+    group: str
+    serves: str
+    expected: str
+    path: str = CHAT
+    change: Change = unchanged
+    words: str = ""
+    rerank: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> str:
+        """Where the reply that is not plain comes."""
+        return STAGES[self.path]
+
+    @property
+    def does(self) -> str:
+        """What a correct client does, in words."""
+        return f"{self.expected} at {self.stage}" if REFUSES in self.expected else self.expected
+
+    @property
+    def requests(self) -> list[str]:
+        """The endpoints that a correct client asks: none after the stage that ends its run."""
+        last = CHAT if ANSWERS in self.expected else self.path
+        return [path for path in ORDER[: ORDER.index(last) + 1] if self.rerank or path != RERANK]
+
+    def reply(self, path: str, good: Any, request: Mapping[str, Any]) -> Reply:
+        served = self.change(good, request) if path == self.path else good
+        return served if isinstance(served, Reply) else Reply(200, served)
+
+
+# ---- ways to change a good reply -----------------------------------------------------------------
+
+ABSENT = object()
+
+
+def changed(value: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The object with these fields; one that is ABSENT is left out."""
+    return {name: item for name, item in {**value, **fields}.items() if item is not ABSENT}
+
+
+def top(**fields: Any) -> Change:
+    return lambda good, request: changed(good, fields)
+
+
+def raw(edit: Callable[[str], str | bytes]) -> Change:
+    """Changes the JSON text itself, for what no JSON value can say."""
+
+    def change(good: Any, request: Mapping[str, Any]) -> Reply:
+        text = edit(json.dumps(good, ensure_ascii=False))
+        return Reply(
+            200, text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        )
+
+    return change
+
+
+def rows_in(good: Mapping[str, Any]) -> str:
+    return "data" if "data" in good else "results"
+
+
+def rows(edit: Callable[[list[Any]], Any]) -> Change:
+    """Changes the list of vectors, or of rerank results."""
+    return lambda good, request: {**good, rows_in(good): edit([*good[rows_in(good)]])}
+
+
+def last_row(**fields: Any) -> Change:
+    return rows(lambda items: [*items[:-1], changed(items[-1], fields)])
+
+
+def every_row(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    return rows(lambda items: [edit(item) for item in items])
+
+
+def last_vector(edit: Callable[[list[float]], Any]) -> Change:
+    """Changes the numbers of a vector, also for a client that asks for base64."""
+
+    def changed_row(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {**row, "embedding": edit(as_numbers(row)["embedding"])}
+
+    return rows(lambda items: [*items[:-1], changed_row(items[-1])])
+
+
+def last_number(text: str) -> Change:
+    """Writes `text` in the place of one number of a vector, or of a score."""
+    mark = "the number goes here"
+
+    def change(good: Any, request: Mapping[str, Any]) -> Any:
+        marked = (
+            last_vector(lambda vector: [*vector[:-1], mark])
+            if "data" in good
+            else last_row(relevance_score=mark)
+        )
+        return raw(lambda body: body.replace(f'"{mark}"', text))(marked(good, request), request)
+
+    return change
+
+
+def choice(**fields: Any) -> Change:
+    return lambda good, request: {**good, "choices": [changed(good["choices"][0], fields)]}
+
+
+def message(**fields: Any) -> Change:
+    return lambda good, request: choice(message=changed(good["choices"][0]["message"], fields))(
+        good, request
+    )
+
+
+def text(edit: Callable[[str], Any]) -> Change:
+    """Changes the text of the chat model."""
+    return lambda good, request: message(content=edit(good["choices"][0]["message"]["content"]))(
+        good, request
+    )
+
+
+def says(**fields: Any) -> Change:
+    """Changes keys of the JSON object that the chat model writes."""
+    return text(lambda content: json.dumps(changed(json.loads(content), fields)))
+
+
+def ids(edit: Callable[[list[str]], Any]) -> Change:
+    """Changes the ids that the chat model cites; where it abstains, there is one to change."""
+
+    def change(content: str) -> str:
+        said = json.loads(content)
+        return json.dumps({**said, "source_ids": edit(said["source_ids"] or [UNSENT])})
+
+    return text(change)
+
+
+def status(code: int, said: str, headers: Mapping[str, str] = MappingProxyType({})) -> Change:
+    body = {"error": {"message": said, "type": "mock_error", "param": None, "code": None}}
+    return lambda good, request: Reply(code, body, headers)
+
+
+def redirect(code: int, target: str) -> Change:
+    return lambda good, request: Reply(code, b"", {"Location": target})
+
+
+def bytes_of(body: bytes, content_type: str = "application/json") -> Change:
+    return lambda good, request: Reply(200, body, {"Content-Type": content_type})
+
+
+def without_index_zero(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "index" or value != 0}
+
+
+def at_most_10(good: Any, request: Mapping[str, Any]) -> Any:
+    if isinstance(request["input"], str) or len(request["input"]) <= 10:
+        return good
+    return status(400, "batch size is invalid, it should not be larger than 10")(good, request)
+
+
+def scaled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with whole numbers in its vector, which is the longer the greater the index."""
+    factor = 1000 * (row["index"] + 1)
+    return {**row, "embedding": [round(factor * part) for part in as_numbers(row)["embedding"]]}
+
+
+def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with numbers, if its vector is base64."""
+    vector = row["embedding"]
+    if isinstance(vector, str):
+        data = base64.b64decode(vector)
+        vector = list(struct.unpack(f"<{len(data) // 4}f", data))
+    return {**row, "embedding": vector}
+
+
+def with_rest(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Behind the best rows, a row for each of the other documents."""
+    best = [row["index"] for row in good["results"]]
+    rest = [index for index in range(len(request["documents"])) if index not in best]
+    others = [{"index": index, "relevance_score": -1.0} for index in rest]
+    return {**good, "results": [*good["results"], *others]}
+
+
+def in_parts(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """The content as a list of parts, as multimodal models send it."""
+    content = good["choices"][0]["message"]["content"]
+    return message(content=[{"type": "text", "text": content}])(good, request)
+
+
+def as_base64(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def scored(name: str, score: Callable[[float], float]) -> Callable[[dict[str, Any]], Any]:
+    """The row with its score changed, under this name."""
+    return lambda row: {"index": row["index"], name: score(row["relevance_score"])}
+
+
+def echoed(document: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda row: {**row, "document": document}
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+UNSENT = "no-such-record"
+DEEP = "[" * 10_000 + "]" * 10_000
+BASE64 = {"API_EMBEDDING_ENCODING": "base64"}
+
+
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+
+# Status, what the server says, what rag.py's message has in it, headers.
+STATUSES: tuple[tuple[int, str, str, Mapping[str, str]], ...] = (
+    (400, "this input is not valid", "API_EMBEDDING_BATCH", {}),
+    (401, "Incorrect API key provided: mock-key-for-tests", "look at API_KEY", {}),
+    (404, "the model does not exist", "/v1", {}),
+    (413, "the request is too large", "API_EMBEDDING_BATCH", {}),
+    (429, "too many requests", 'Retry-After: "7"', {"Retry-After": "7"}),
+    (500, "681 tokens do not fit", "API_EMBEDDING_BATCH", {}),
+    (503, "no worker is free", "no worker is free", {}),
+)
+
+
+def legal(name: str, path: str, serves: str, change: Change, **more: Any) -> Scenario:
+    return Scenario(name, "dialects", serves, more.pop("expected", ANSWERS), path, change, **more)
+
+
+def fault(name: str, path: str, serves: str, change: Change, words: str, **more: Any) -> Scenario:
+    group = more.pop("group", STAGES[path])
+    return Scenario(name, group, serves, more.pop("expected", REFUSES), path, change, words, **more)
+
+
+def transport(name: str, serves: str, change: Change, words: str, **more: Any) -> Scenario:
+    return fault(name, EMBEDDINGS, serves, change, words, group="transport", **more)
+
+
+def http(code: int, said: str, words: str, headers: Mapping[str, str]) -> Scenario:
+    serves = f"status {code} for the first request"
+    change = status(code, said, headers)
+    return fault(f"http-{code}", EMBEDDINGS, serves, change, words, group="transport")
+
+
+# fmt: off
+TABLE = (
+    Scenario("plain", "plain", "faithful replies", ANSWERS),
+    Scenario("plain-no-rerank", "plain", "faithful replies; no rerank model is set", ANSWERS,
+        rerank=False),
+    Scenario("plain-abstention", "plain", "a null answer with no ids", ABSTAINS, CHAT,
+        says(answer=None, source_ids=[])),
+    # What correct clients must take.
+    legal("embeddings-in-order", EMBEDDINGS, "vectors in the order of the inputs",
+        rows(lambda items: sorted(items, key=lambda row: row["index"]))),
+    legal("embeddings-reversed", EMBEDDINGS, "vectors in the reverse order, each with its index",
+        rows(lambda items: sorted(items, key=lambda row: -row["index"]))),
+    legal("embeddings-index-zero-absent", EMBEDDINGS, "no index in the row whose index is 0",
+        every_row(without_index_zero)),
+    legal("embeddings-index-zero-null", EMBEDDINGS, "index null in the row whose index is 0",
+        every_row(lambda row: {**row, "index": row["index"] or None})),
+    legal("embeddings-not-scaled", EMBEDDINGS, "vectors of many lengths, in whole numbers",
+        every_row(scaled)),
+    legal("embeddings-base64", EMBEDDINGS, "base64, to a client that asks for it",
+        unchanged, settings=BASE64),
+    legal("embeddings-numbers-for-base64", EMBEDDINGS, "numbers, to a client that asks for base64",
+        every_row(as_numbers), settings=BASE64),
+    legal("embeddings-no-usage", EMBEDDINGS, "no usage and no model name",
+        top(usage=ABSENT, model=ABSENT, object=ABSENT)),
+    legal("embeddings-limit-10", EMBEDDINGS, "status 400 for more than 10 inputs in a request",
+        at_most_10, settings={"API_EMBEDDING_BATCH": "10"}, expected=EITHER),
+    legal("rerank-data", RERANK, "the rows in `data`",
+        lambda good, request: {"object": "list", "data": good["results"]}),
+    legal("rerank-bare-list", RERANK, "a bare list of rows with `score`",
+        lambda good, request: [scored("score", float)(row) for row in good["results"]]),
+    legal("rerank-score", RERANK, "`score` in place of `relevance_score`",
+        every_row(scored("score", float))),
+    legal("rerank-logits", RERANK, "scores from -8 to 8",
+        every_row(scored("relevance_score", lambda score: 16 * score - 8))),
+    legal("rerank-unsorted", RERANK, "rows in the order of the documents",
+        rows(lambda items: sorted(items, key=lambda row: row["index"]))),
+    legal("rerank-all-rows", RERANK, "a row for every document, whatever top_n says",
+        with_rest),
+    legal("rerank-fewer-rows", RERANK, "one row only", rows(lambda items: items[:1])),
+    legal("rerank-documents-echoed", RERANK, "another text as the document of each row",
+        every_row(echoed({"text": "a text that was never sent"}))),
+    legal("rerank-documents-null", RERANK, "null as the document of each row",
+        every_row(echoed(None))),
+    legal("rerank-nothing", RERANK, "no row", rows(lambda items: []), expected=ABSTAINS),
+    legal("answer-white-space", CHAT, "white space around the JSON object",
+        text(lambda content: f"\n {content}\t\n")),
+    legal("answer-empty-tool-calls", CHAT,
+        "an empty list of tool calls, and null for what is not there",
+        message(tool_calls=[], refusal=None, function_call=None)),
+    legal("answer-no-usage", CHAT, "no usage, id or model name",
+        top(usage=ABSENT, id=ABSENT, model=ABSENT)),
+    legal("answer-reasoning", CHAT, "a reasoning field beside the content",
+        message(reasoning_content="{\"answer\": \"a draft\", \"source_ids\": []}")),
+    # Replies to /embeddings that break the rules.
+    fault("embeddings-data-absent", EMBEDDINGS, "no `data`", top(data=ABSENT), "`data` is null"),
+    fault("embeddings-data-object", EMBEDDINGS, "an object as `data`", top(data={}),
+        "`data` is an object"),
+    fault("embeddings-reply-list", EMBEDDINGS, "a bare list", lambda good, request: good["data"],
+        "`data` is null"),
+    fault("embeddings-one-fewer", EMBEDDINGS, "a vector too few", rows(lambda items: items[:-1]),
+        "not a list of"),
+    fault("embeddings-one-more", EMBEDDINGS, "a vector too many",
+        rows(lambda items: [*items, {**items[0], "index": len(items)}]), "not a list of"),
+    fault("embeddings-row-null", EMBEDDINGS, "null as a row",
+        rows(lambda items: [*items[:-1], None]), "is null, not an object"),
+    fault("embeddings-index-absent", EMBEDDINGS, "no index in any row",
+        every_row(lambda row: changed(row, {"index": ABSENT})), "the index 0, for the second time"),
+    fault("embeddings-index-string", EMBEDDINGS, "an index in quotes",
+        every_row(lambda row: {**row, "index": str(row["index"])}), "the index a string"),
+    fault("embeddings-index-float", EMBEDDINGS, "an index with a fraction", last_row(index=0.5),
+        "the index a number"),
+    fault("embeddings-index-boolean", EMBEDDINGS, "true as an index", last_row(index=True),
+        "the index a bool"),
+    fault("embeddings-index-negative", EMBEDDINGS, "the index -1", last_row(index=-1),
+        "the index -1"),
+    fault("embeddings-index-too-large", EMBEDDINGS, "an index beyond the inputs",
+        last_row(index=4096), "the index 4096"),
+    fault("embeddings-index-repeated", EMBEDDINGS, "an index twice",
+        rows(lambda items: [*items[:-1], {**items[-1], "index": items[0]["index"]}]),
+        "for the second time"),
+    fault("embeddings-vector-absent", EMBEDDINGS, "no embedding in a row",
+        last_row(embedding=ABSENT), "an embedding that is null"),
+    fault("embeddings-vector-nested", EMBEDDINGS, "a vector inside a list",
+        last_vector(lambda vector: [vector]), "not of numbers"),
+    fault("embeddings-vector-empty", EMBEDDINGS, "an empty vector", last_vector(lambda vector: []),
+        "empty or all zeros"),
+    fault("embeddings-vector-zero", EMBEDDINGS, "a vector of zeros",
+        last_vector(lambda vector: [0.0] * len(vector)), "all zeros"),
+    fault("embeddings-vector-shorter", EMBEDDINGS, "a vector with fewer numbers",
+        last_vector(lambda vector: vector[:-1]), "has 255 numbers"),
+    fault("embeddings-vector-too-long", EMBEDDINGS, "numbers whose squares overflow",
+        last_vector(lambda vector: [1.7e308] * len(vector)), "too large"),
+    fault("embeddings-number-null", EMBEDDINGS, "null in a vector", last_number("null"),
+        "not of numbers"),
+    fault("embeddings-number-string", EMBEDDINGS, "a number in quotes", last_number('"0.5"'),
+        "not of numbers"),
+    fault("embeddings-number-boolean", EMBEDDINGS, "true in a vector", last_number("true"),
+        "not of numbers"),
+    fault("embeddings-number-nan", EMBEDDINGS, "NaN in a vector", last_number("NaN"), "NaN"),
+    fault("embeddings-number-infinity", EMBEDDINGS, "-Infinity in a vector",
+        last_number("-Infinity"), "Infinity"),
+    fault("embeddings-number-1e999", EMBEDDINGS, "1e999 in a vector", last_number("1e999"),
+        "too large"),
+    fault("embeddings-number-400-digits", EMBEDDINGS, "a whole number of 400 digits in a vector",
+        last_number("9" * 400), "too large"),
+    fault("embeddings-base64-unasked", EMBEDDINGS, "base64, to a client that asks for numbers",
+        last_vector(as_base64), "an embedding that is a string"),
+    fault("embeddings-base64-broken", EMBEDDINGS,
+        "text that is not base64, to a client that asks for base64",
+        last_row(embedding="not base64!"), "not base64 of float32", settings=BASE64),
+    fault("embeddings-base64-cut", EMBEDDINGS, "base64 of a part of a number",
+        last_row(embedding="AAAAAAA="), "not base64 of float32", settings=BASE64),
+    fault("embeddings-repeated-key", EMBEDDINGS, "the key `data` twice",
+        raw(lambda body: '{"data": [], ' + body[1:]), "a repeated key"),
+    # Replies to /rerank that break the rules.
+    fault("rerank-results-absent", RERANK, "neither `results` nor `data`", top(results=ABSENT),
+        "`results` or `data`"),
+    fault("rerank-results-null", RERANK, "null as `results`", top(results=None),
+        "`results` or `data`"),
+    fault("rerank-results-and-data", RERANK, "both `results` and `data`",
+        lambda good, request: {**good, "data": good["results"]}, "`results` or `data`"),
+    fault("rerank-row-null", RERANK, "null as a row", rows(lambda items: [None]),
+        "is null, not an object"),
+    fault("rerank-index-absent", RERANK, "no index", last_row(index=ABSENT), "the index null"),
+    fault("rerank-index-string", RERANK, "an index in quotes", last_row(index="0"),
+        "the index a string"),
+    fault("rerank-index-float", RERANK, "an index with a fraction", last_row(index=0.5),
+        "the index a number"),
+    fault("rerank-index-boolean", RERANK, "true as an index", last_row(index=True),
+        "the index a bool"),
+    fault("rerank-index-negative", RERANK, "the index -1", last_row(index=-1), "the index -1"),
+    fault("rerank-index-too-large", RERANK, "an index beyond the documents", last_row(index=4096),
+        "the index 4096"),
+    fault("rerank-index-repeated", RERANK, "an index twice",
+        rows(lambda items: [items[0], {**items[0], "relevance_score": 0.1}]),
+        "for the second time"),
+    fault("rerank-score-absent", RERANK, "no score", last_row(relevance_score=ABSENT),
+        "`relevance_score` and `score`"),
+    fault("rerank-score-twice", RERANK, "both `relevance_score` and `score`", last_row(score=0.5),
+        "`relevance_score` and `score`"),
+    fault("rerank-score-null", RERANK, "null as a score", last_row(relevance_score=None),
+        "a score that is null"),
+    fault("rerank-score-string", RERANK, "a score in quotes", last_row(relevance_score="0.5"),
+        "a score that is a string"),
+    fault("rerank-score-boolean", RERANK, "true as a score", last_row(relevance_score=True),
+        "a score that is a bool"),
+    fault("rerank-score-nan", RERANK, "NaN as a score", last_number("NaN"), "NaN"),
+    fault("rerank-score-1e999", RERANK, "1e999 as a score", last_number("1e999"), "too large"),
+    # Replies to /chat/completions that break the rules.
+    fault("answer-choices-absent", CHAT, "no `choices`", top(choices=ABSENT), "`choices` is null"),
+    fault("answer-choices-empty", CHAT, "no choice", top(choices=[]), "`choices` is a list of 0"),
+    fault("answer-choices-two", CHAT, "two choices",
+        lambda good, request: {**good, "choices": good["choices"] * 2}, "`choices` is a list of 2"),
+    fault("answer-choice-null", CHAT, "null as the choice", top(choices=[None]), "`choices`"),
+    fault("answer-finish-length", CHAT, "finish_reason length, with an answer that is whole",
+        choice(finish_reason="length"), 'finish_reason is "length"'),
+    fault("answer-finish-content-filter", CHAT, "finish_reason content_filter",
+        choice(finish_reason="content_filter"), 'finish_reason is "content_filter"'),
+    fault("answer-finish-tool-calls", CHAT, "finish_reason tool_calls",
+        choice(finish_reason="tool_calls"), 'finish_reason is "tool_calls"'),
+    fault("answer-finish-eos", CHAT, "finish_reason eos", choice(finish_reason="eos"),
+        'finish_reason is "eos"'),
+    fault("answer-finish-null", CHAT, "finish_reason null", choice(finish_reason=None),
+        "finish_reason is null"),
+    fault("answer-message-null", CHAT, "null as the message", choice(message=None),
+        "the message is null"),
+    fault("answer-refusal", CHAT, "a refusal beside an answer",
+        message(refusal="I cannot help with that."), "refuses"),
+    fault("answer-tool-call", CHAT, "a tool call beside an answer", message(tool_calls=[TOOL_CALL]),
+        "calls a tool"),
+    fault("answer-function-call", CHAT, "a function call of the old form",
+        message(function_call={"name": "f", "arguments": ""}), "calls a tool"),
+    fault("answer-content-null", CHAT, "null as the content", message(content=None),
+        "the content is null"),
+    fault("answer-content-parts", CHAT, "the content in parts", in_parts, "a list of 1"),
+    fault("answer-content-object", CHAT, "the content as an object, not as text", text(json.loads),
+        "the content is an object"),
+    fault("answer-blank", CHAT, "blank text", text(lambda content: " \n"), "empty"),
+    fault("answer-fence", CHAT, "a Markdown fence around the object",
+        text(lambda content: f"```json\n{content}\n```"), "fence"),
+    fault("answer-think-block", CHAT, "a think block before the object",
+        text(lambda content: f"<think>Hm.</think>{content}"), "<think>"),
+    fault("answer-prose-before", CHAT, "words before the object",
+        text(lambda content: f"Here it is: {content}"), "not JSON"),
+    fault("answer-prose-after", CHAT, "words after the object",
+        text(lambda content: f"{content} I hope this helps."), "not JSON"),
+    fault("answer-two-objects", CHAT, "two objects", text(lambda content: f"{content}\n{content}"),
+        "not JSON"),
+    fault("answer-cut-off", CHAT, "half of the object",
+        text(lambda content: content[: len(content) // 2]), "not JSON"),
+    fault("answer-trailing-comma", CHAT, "a comma before the closing brace",
+        text(lambda content: f"{content[:-1]},}}"), "not JSON"),
+    fault("answer-nan", CHAT, "NaN as the answer",
+        text(lambda content: '{"answer": NaN, "source_ids": []}'), "NaN"),
+    fault("answer-repeated-key", CHAT, "the key `answer` twice",
+        text(lambda content: '{"answer": null, ' + content[1:]), "a repeated key"),
+    fault("answer-half-surrogate", CHAT, "half of a surrogate pair in the answer",
+        text(lambda content: '{"answer": "\\ud83d", "source_ids": []}'),
+        "half of a surrogate pair"),
+    fault("answer-nested-deeply", CHAT, "10,000 lists, each in the next, as the answer",
+        text(lambda content: f'{{"answer": {DEEP}, "source_ids": []}}'), "nesting"),
+    fault("answer-list", CHAT, "a list around the object", text(lambda content: f"[{content}]"),
+        "is a list of 1"),
+    fault("answer-string", CHAT, "the answer as a JSON string",
+        text(lambda content: json.dumps(content)), "is a string"),
+    fault("answer-key-more", CHAT, "one key more", says(confidence=0.9),
+        "exactly `answer` and `source_ids`"),
+    fault("answer-key-fewer", CHAT, "no `source_ids`", says(source_ids=ABSENT),
+        "exactly `answer` and `source_ids`"),
+    fault("answer-key-other-name", CHAT, "`sources` in place of `source_ids`",
+        says(source_ids=ABSENT, sources=[]), "exactly `answer` and `source_ids`"),
+    fault("answer-ids-null", CHAT, "null as the ids", says(source_ids=None), "source_ids is null"),
+    fault("answer-ids-string", CHAT, "an id in place of a list", ids(lambda cited: cited[0]),
+        "source_ids is a string"),
+    fault("answer-id-number", CHAT, "a number as an id", says(source_ids=[1]),
+        "source_ids[0] is 1"),
+    fault("answer-id-not-sent", CHAT, "the id of no record", says(source_ids=[UNSENT]),
+        f'"{UNSENT}"'),
+    fault("answer-id-one-not-sent", CHAT, "a good id, and the id of no record",
+        ids(lambda cited: [*cited, UNSENT]), f'"{UNSENT}"'),
+    fault("answer-id-other-case", CHAT, "an id in other case",
+        ids(lambda cited: [cited[0].swapcase()]), "not the id of a source"),
+    fault("answer-id-white-space", CHAT, "an id with a space behind it",
+        ids(lambda cited: [f"{cited[0]} "]), "not the id of a source"),
+    fault("answer-id-brackets", CHAT, "an id in brackets", ids(lambda cited: [f"[{cited[0]}]"]),
+        "not the id of a source"),
+    fault("answer-id-repeated", CHAT, "an id twice", ids(lambda cited: [cited[0], cited[0]]),
+        "for the second time"),
+    fault("answer-no-ids", CHAT, "an answer without ids", says(source_ids=[]), "cites no source"),
+    fault("answer-null-with-ids", CHAT, "null with ids", says(answer=None), "null, and yet"),
+    fault("answer-number", CHAT, "a number as the answer", says(answer=10), "the answer is 10"),
+    fault("answer-object", CHAT, "an object as the answer", says(answer={"text": "at ten"}),
+        "the answer is an object"),
+    fault("answer-text-blank", CHAT, "a blank answer", says(answer=" "), "the answer is blank"),
+    # HTTP statuses.
+    *(http(*row) for row in STATUSES),
+    transport("http-201", "status 201 with a good body", lambda good, request: Reply(201, good),
+        "answered 201, not 200"),
+    transport("http-204", "status 204 and no body", lambda good, request: Reply(204, b""),
+        "answered 204, not 200"),
+    transport("redirect-same-host", "status 307 to another path of this server",
+        redirect(307, "http://127.0.0.1:{port}/v1/embeddings"), "answered 307, a redirect to"),
+    transport("redirect-other-host", "status 308 to another name of this machine",
+        redirect(308, "http://localhost:{port}/v1/embeddings"), "answered 308, a redirect to"),
+    transport("redirect-to-get", "status 302, after which many clients send a GET",
+        redirect(302, "/v1/embeddings"), "answered 302, a redirect to"),
+    transport("html-200", "an HTML page with status 200",
+        bytes_of(b"<!doctype html><title>Sign in</title>", "text/html"), "an HTML page? Most"),
+    transport("error-200", "an error object with status 200",
+        lambda good, request: {"error": {"message": "the provider failed", "code": 502}},
+        'answered 200 with an error: "the provider failed"'),
+    transport("event-stream-200", "an event stream that was not asked for",
+        bytes_of(b"data: {}\n\ndata: [DONE]\n\n", "text/event-stream"), "an event stream"),
+    transport("empty-200", "an empty body with status 200", bytes_of(b""), ": empty"),
+    transport("not-utf-8", "a body in Latin-1", bytes_of(b'{"\xe9": 1}'), "not UTF-8"),
+    transport("not-json", "words in place of JSON", bytes_of(b"upstream timed out"), "not JSON"),
+    transport("json-cut-off", "half of the JSON text", raw(lambda body: body[: len(body) // 2]),
+        "not JSON"),
+    transport("json-nested-deeply", "10,000 lists, each in the next",
+        bytes_of(DEEP.encode()), "nesting"),
+    transport("json-5000-digits", "a whole number of 5,000 digits",
+        bytes_of(b'{"data": [], "n": ' + b"9" * 5000 + b"}"), "a number too large"),
+    transport("body-cut-off", "fewer bytes than Content-Length says",
+        lambda good, request: Reply(200, good, missing_bytes=100), "the connection to"),
+    transport("gzip-broken", "Content-Encoding gzip on a body that is none",
+        lambda good, request: Reply(200, good, {"Content-Encoding": "gzip"}), "the connection to"),
+    transport("hang-up", "the connection closed without a reply",
+        lambda good, request: Reply(ending="hang-up"), "the connection to"),
+    transport("silence", "no reply, on a connection that stays open",
+        lambda good, request: Reply(ending="silence"), "sent nothing for 0.3 s",
+        settings={"API_TIMEOUT": "0.3"}),
+    legal("content-type-wrong", EMBEDDINGS, "good JSON as text/plain",
+        lambda good, request: Reply(200, good, {"Content-Type": "text/plain"}), expected=EITHER),
+    fault("http-404-rerank", RERANK, "status 404 for /rerank", status(404, "not found"),
+        "answered 404", group="transport"),
+    fault("http-500-answer", CHAT, "status 500 for the chat", status(500, "the engine is dead"),
+        "answered 500", group="transport"),
+)
+# fmt: on
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in TABLE}

@@ -1,0 +1,364 @@
+"""The HTTP side: safety rules, the journal, and the way from an address to a reply.
+
+A server for strangers' clients on a developer's machine: it binds 127.0.0.1, refuses what a web
+page could have sent (a foreign Host, any Origin), and never stores or prints a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import re
+import socket
+import socketserver
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from mock_server import endpoints, models
+from mock_server.endpoints import Refused, error_body
+from mock_server.scenarios import SCENARIOS, Reply, Scenario
+
+KEY = "mock-key-for-tests"
+MAX_BODY = 32 * 2**20
+MAX_CONNECTIONS = 256
+JOURNAL_ENTRIES, JOURNAL_BYTES = 1000, 64 * 2**20
+ADDRESS = re.compile(r"(?:/scenario/(?P<scenario>[^/]+))?/v1(?P<path>/.+)")
+
+
+@dataclass
+class Entry:
+    """A request in the journal: of its headers the names, of its body plain data, or text if it was
+    no JSON. Keys are in neither."""
+
+    method: str
+    path: str
+    scenario: str
+    authorization: str
+    headers: list[str] = field(default_factory=list)
+    body: Any = None
+    key_in_body: bool = False
+    size: int = 0
+    status: int = 0
+
+    def shown(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class Journal:
+    """The newest requests in the order in which they arrived; `dropped` counts the older ones."""
+
+    entries: deque[Entry] = field(default_factory=deque)
+    dropped: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, entry: Entry) -> None:
+        with self.lock:
+            self.entries.append(entry)
+            while (
+                len(self.entries) > JOURNAL_ENTRIES
+                or sum(each.size for each in self.entries) > JOURNAL_BYTES
+            ):
+                self.entries.popleft()
+                self.dropped += 1
+
+    def clear(self) -> None:
+        with self.lock:
+            self.entries.clear()
+            self.dropped = 0
+
+    def shown(self) -> dict[str, Any]:
+        with self.lock:
+            return {"requests": [entry.shown() for entry in self.entries], "dropped": self.dropped}
+
+
+class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """The service on 127.0.0.1; port 0 takes a free one. `tell` gets a line for every request."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MAX_CONNECTIONS
+    # No two servers on one port: on Windows, SO_REUSEADDR would allow it.
+    allow_reuse_address = os.name != "nt"
+    allow_reuse_port = False
+
+    def __init__(
+        self,
+        port: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
+        scenarios: Mapping[str, Scenario] = SCENARIOS,
+        key: str = KEY,
+    ) -> None:
+        self.journal = Journal()
+        self.scenarios = scenarios
+        self.key = key
+        self.tell = tell
+        self.places = threading.Semaphore(MAX_CONNECTIONS)
+        super().__init__(("127.0.0.1", port), Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer would look up the name of the host here, which can wait for a name server.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.places.acquire()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that leaves in the middle is no news."""
+
+    def base_url(self, scenario: str = "plain") -> str:
+        way = "" if scenario == "plain" else f"/scenario/{scenario}"
+        return f"http://127.0.0.1:{self.server_port}{way}/v1"
+
+    def environment(self, scenario: str = "plain", rerank: bool = True) -> dict[str, str]:
+        """The variables that send a client here."""
+        return {
+            "API_BASE_URL": self.base_url(scenario),
+            "API_KEY": self.key,
+            "API_MODEL": models.CHAT_MODEL,
+            "API_EMBEDDING_MODEL": models.EMBEDDING_MODEL,
+            "API_RERANK_MODEL": models.RERANK_MODEL if rerank else "",
+        }
+
+    def __enter__(self) -> MockServer:
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: MockServer
+    protocol_version = default_request_version = "HTTP/1.1"  # no reply without a status line
+    timeout = 10  # seconds for which a silent client is waited for
+    disable_nagle_algorithm = True
+    wbufsize = -1  # a reply is one packet, not one a header
+
+    def do_POST(self) -> None:
+        try:
+            data = self.read_body()
+        except Refused as error:
+            self.close_connection = True
+            self.send(Reply(error.status, error_body(error.message, error.param)))
+            self.drain()
+            return
+        self.path = self.path.replace(self.server.key, "[key]")
+        address = ADDRESS.fullmatch(self.path)
+        name = (address["scenario"] or "") if address else ""
+        bearer = self.headers.get("Authorization", "")
+        good, key = bearer == f"Bearer {self.server.key}", self.server.key.encode()
+        entry = Entry(
+            method="POST",
+            path=self.path,
+            scenario=name,
+            authorization="missing" if not bearer else "right" if good else "wrong",
+            headers=sorted(name.lower() for name in self.headers),
+            body=journalled(data.replace(key, b"[key]")),
+            key_in_body=key in data,
+            size=len(data),
+        )
+        self.server.journal.add(entry)
+        try:
+            reply = self.reply(address, entry, data)
+        except Refused as error:
+            reply = Reply(error.status, error_body(error.message, error.param))
+        entry.status = reply.status
+        self.server.tell(
+            f"{entry.method} {printable(self.path)} {reply.status}  {summary(entry.body, reply.status)}"
+        )
+        self.send(reply)
+
+    def reply(self, address: re.Match[str] | None, entry: Entry, data: bytes) -> Reply:
+        if address is None or address["path"] not in endpoints.ENDPOINTS:
+            paths = ", ".join(endpoints.ENDPOINTS)
+            raise Refused(
+                404,
+                f"unknown path; POST goes to /v1 or /scenario/NAME/v1, followed by one of {paths}",
+            )
+        if entry.scenario and entry.scenario not in self.server.scenarios:
+            raise Refused(404, "unknown scenario; `python -m mock_server scenarios` lists them")
+        if entry.authorization != "right":
+            raise Refused(
+                401, f"{entry.authorization} API key; send Authorization: Bearer KEY", None
+            )
+        path, request = address["path"], endpoints.parse(data)
+        endpoints.check(path, request)
+        good = endpoints.REPLIES[path](request)
+        return self.server.scenarios[entry.scenario or "plain"].reply(path, good, request)
+
+    def handle_expect_100(self) -> bool:
+        """Sends 100 Continue at once: the client waits for it before it sends the body."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def drain(self) -> None:
+        """Reads what a refused client still sends: closing before would take the reply from it."""
+        left = 2 * MAX_BODY
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(2)
+            while left > 0 and (part := self.connection.recv(65536)):
+                left -= len(part)
+
+    def read_body(self) -> bytes:
+        """The whole request body. Raises Refused where the request cannot be trusted or read."""
+        self.check_origin()
+        lengths, codings = (
+            self.headers.get_all("Content-Length", []),
+            self.headers.get_all("Transfer-Encoding", []),
+        )
+        if len(lengths) + len(codings) > 1:
+            raise Refused(400, "more than one of Content-Length and Transfer-Encoding")
+        if codings:
+            if codings[0].strip().lower() != "chunked":
+                raise Refused(501, "the only Transfer-Encoding that is read is chunked")
+            return self.read_chunks()
+        if not lengths:
+            raise Refused(411, "Content-Length is missing")
+        if not re.fullmatch(r"[0-9]{1,15}", lengths[0]):
+            raise Refused(400, "Content-Length is not a number")
+        if int(lengths[0]) > MAX_BODY:
+            raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
+        data = self.rfile.read(int(lengths[0]))
+        if len(data) < int(lengths[0]):
+            raise Refused(400, "the body is shorter than its Content-Length")
+        return data
+
+    def read_chunks(self) -> bytes:
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            size = re.fullmatch(
+                rb"([0-9a-fA-F]{1,8})[ \t]*(;[^\r\n]*)?\r?\n", self.rfile.readline(1024)
+            )
+            if not size:
+                raise Refused(400, "a chunk has no size")
+            length = int(size[1], 16)
+            total += length
+            if total > MAX_BODY:
+                raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
+            if not length:
+                break
+            parts.append(self.rfile.read(length))
+            if len(parts[-1]) < length or self.rfile.readline(3) not in (b"\r\n", b"\n"):
+                raise Refused(400, "a chunk does not have its size")
+        while self.rfile.readline(1024) not in (b"\r\n", b"\n", b""):  # trailers
+            pass
+        return b"".join(parts)
+
+    def check_origin(self) -> None:
+        """Raises Refused for what a web page may have sent: DNS rebinding, cross-site requests."""
+        hosts = [
+            f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost", "[::1]")
+        ]
+        if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
+            raise Refused(
+                403, f"the Host header must be {hosts[0]}, or localhost or [::1] with that port"
+            )
+        if "Origin" in self.headers:
+            raise Refused(
+                403, "requests with an Origin header are refused: this is no service for web pages"
+            )
+
+    def do_GET(self) -> None:
+        self.control({"/_mock/journal": self.server.journal.shown})
+
+    def do_DELETE(self) -> None:
+        self.control({"/_mock/journal": self.forget})
+
+    def forget(self) -> dict[str, Any]:
+        self.server.journal.clear()
+        return self.server.journal.shown()
+
+    def control(self, actions: Mapping[str, Callable[[], Any]]) -> None:
+        """Answers for the addresses below /_mock; a body is read, and has no meaning."""
+        try:
+            self.check_origin()
+            if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+                self.read_body()
+            if self.path not in actions:
+                known = "GET and DELETE /_mock/journal, or POST below /v1"
+                raise Refused(404, f"unknown path for {self.command}; there are {known}")
+            self.send(Reply(200, actions[self.path]()))
+        except Refused as error:
+            self.close_connection = True
+            self.send(Reply(error.status, error_body(error.message)))
+            self.drain()
+
+    def send(self, reply: Reply) -> None:
+        """Writes the reply; where its scenario says so, less than it announces, or nothing."""
+        body = reply.data()
+        if reply.ending != "whole":
+            self.close_connection = True
+            if reply.ending == "silence":
+                self.rfile.read(1)  # until the client leaves, or the socket's time-out
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response(reply.status)
+        headers = {
+            "Content-Type": "application/json",
+            "X-Request-Id": "mock-request",
+            **reply.headers,
+        }
+        headers["X-Mock-Server"] = "deterministic mock, no model"
+        headers["Content-Length"] = str(len(body) + reply.missing_bytes)
+        if self.close_connection or reply.missing_bytes:
+            self.close_connection = True
+            headers["Connection"] = "close"
+        for name, value in headers.items():
+            self.send_header(name, value.replace("{port}", str(self.server.server_port)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library sends as HTML for a request that it cannot parse."""
+        self.close_connection = True
+        self.send(Reply(int(code), error_body(message or HTTPStatus(code).phrase)))
+        self.drain()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: `tell` has a line for every request."""
+
+    def version_string(self) -> str:
+        return "mock_server"
+
+
+def journalled(data: bytes) -> Any:
+    """A body for the journal: plain data, or printable text where it is no JSON."""
+    try:
+        return models.plain_data(data.decode("utf-8"))
+    except ValueError:
+        return printable(data.decode("utf-8", "backslashreplace"))
+
+
+def printable(text: str) -> str:
+    """`text` with what does not print escaped: no client moves the cursor of a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def summary(request: Any, status: int) -> str:
+    """What was asked for, in a few words."""
+    request = request if isinstance(request, dict) else {}
+    things = {"inputs": request.get("input"), "documents": request.get("documents")}
+    if status == 200 and "messages" in request:
+        asked = models.question_and_sources(request["messages"]) or {}
+        things = {"messages": request["messages"], "sources": asked.get("sources")}
+    counts = [f"{name}: {len(items)}" for name, items in things.items() if isinstance(items, list)]
+    return ", ".join(counts)
