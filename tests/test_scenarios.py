@@ -1,0 +1,54 @@
+"""rag.py against every row of the scenario table: exit status, streams, message and requests."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mock_server.scenarios import ABSTAINS, REFUSES, TABLE, Scenario
+from tests.support import RagTestCase, Result, paths, run_rag
+
+QUESTION = "When is the library open on Saturday?"
+
+
+class TestScenarios(RagTestCase):
+    def run_scenario(self, scenario: Scenario) -> Result:
+        server = self.serve()
+        environ = {**server.environment(scenario.name, scenario.rerank), **scenario.settings}
+        result = run_rag(QUESTION, environ=environ)
+        self.assertEqual(paths(server), scenario.requests)
+        self.assertNotIn(environ["API_KEY"], result.stdout + result.stderr)
+        return result
+
+    def check(self, scenario: Scenario) -> None:
+        result = self.run_scenario(scenario)
+        if scenario.expected == REFUSES:
+            self.assert_one_line(result, 1, f"rag.py: {scenario.stage}: ", scenario.words)
+            return
+        self.assertEqual((result.status, result.stderr), (0, ""))
+        if scenario.expected == ABSTAINS:
+            reasons = {"rerank": "reranker_kept_nothing", "answer": "sources_do_not_answer"}
+            expected: Any = {"answer": None, "sources": [], "reason": reasons[scenario.stage]}
+            self.assertEqual(result.document, expected)
+        else:
+            self.assertIn("10:15 to 14:45", result.document["answer"])
+            self.assertEqual(
+                [each["id"] for each in result.document["sources"]], ["hours-saturday"]
+            )
+
+    def test_every_scenario_of_refusal_has_words_that_its_message_must_have(self) -> None:
+        self.assertEqual(
+            [each.name for each in TABLE if each.expected == REFUSES and not each.words], []
+        )
+
+
+def add_test(scenario: Scenario) -> None:
+    def test(self: TestScenarios) -> None:
+        self.check(scenario)
+
+    name = re.sub(r"[^a-z0-9]+", "_", f"{scenario.name}: rag.py {scenario.does}")
+    setattr(TestScenarios, f"test_{name}", test)
+
+
+for row in TABLE:
+    add_test(row)
