@@ -85,9 +85,8 @@ def stage(name: str) -> Iterator[None]:
 # ---- 1 settings: environment variables -> one frozen object --------------------------------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
 ADDRESS = "an http(s) address with a host, and without user, password, query or fragment"
-URL = (rf"https?://{HOST}(/[^\s?#@\\]*)?", ADDRESS)
+URL = (r"https?://[^\s/?#@\\]+(/[^\s?#@\\]*)?", ADDRESS)
 KEY = (r"[!-~]+", "printable ASCII without white space (a server without keys takes any word)")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
@@ -191,21 +190,21 @@ def read_knowledge(path: str) -> list[Record]:
         line = data.count(b"\n", 0, error.start) + 1
         raise RagError(f"{file}, line {line}: not UTF-8; save the file as UTF-8") from None
     if path.lower().endswith(".jsonl"):
-        lines = enumerate(text.split("\n"), 1)
-        entries = [loads(line, file, number) for number, line in lines if line.strip()]
+        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        entries = [(f"{file}, line {i}", loads(line, file, i)) for i, line in lines]
     else:
         hint = "an object, not an array of objects; if it has one a line, name the file .jsonl"
         require(not text.lstrip().startswith("{"), f"{file}: {hint}")
-        entries = loads(text, file)
-        require(isinstance(entries, list), f"{file}: {found(entries)}, not an array of objects")
-    require(entries, f"{file}: no record in it")
-    records: dict[str, Record] = {}
-    for number, entry in enumerate(entries, 1):
-        record = check_record(entry, f"{file}, record {number}")
-        taken = f'{file}, record {number}: the id "{shortened(record["id"], 100)}" is taken'
-        require(record["id"] not in records, taken)
-        records[record["id"]] = record
-    return list(records.values())
+        array = loads(text, file)
+        require(isinstance(array, list), f"{file}: {found(array)}, not an array of objects")
+        entries = [(f"{file}, record {i}", entry) for i, entry in enumerate(array, 1)]
+    require(entries, f"{file} holds no record")
+    places: dict[str, str] = {}
+    for place, entry in entries:
+        name = check_record(entry, place)["id"]
+        taken = f'{place}: the id "{shortened(name, 100)}" is taken by {places.get(name)}'
+        require(places.setdefault(name, place) is place, taken)
+    return [entry for _, entry in entries]
 
 
 def check_record(entry: Any, place: str) -> Record:
@@ -229,8 +228,10 @@ def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Se
 
     A permission filter belongs here too: what is left out now is in no request."""
     for name, value in wanted:
+        shown = f'--where "{shortened(f"{name}={value}", 100)}"'
+        require(any(name in record for record in records), f"{shown}: no record has that field")
         records = [record for record in records if same(record.get(name, MISSING), value)]
-        require(records, f'--where "{shortened(f"{name}={value}", 100)}" leaves no record')
+        require(records, f"{shown} leaves no record")
     return records
 
 
@@ -399,8 +400,8 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
         raise RagError(f"{url}: not UTF-8") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
     reply = strict_json(data, url)
-    failed = isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error")
-    require(not failed, f"{url} answered 200 with an error: {foreign(error_text(reply), run)}")
+    if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
+        raise RagError(f"{url} answered 200 with an error: {foreign(error_text(reply), run)}")
     return reply
 
 
@@ -528,8 +529,8 @@ def rank(vectors: Sequence[Vector], records: Sequence[Record], run: Run) -> list
     nearest = heapq.nsmallest(keep, range(len(records)), key=distances.__getitem__)
     ranked = [(records[i], max(-1.0, 1 - distances[i] ** 2 / 2)) for i in nearest]
     kept = [candidate for candidate in ranked if candidate[1] >= run.settings.min_similarity]
-    dropped = f"RAG_MIN_SIMILARITY drops {scores(ranked[len(kept) :])}"
-    run.explain(f"rank: {scores(kept)}, of {len(records)} records; {dropped}")
+    dropped = f"below RAG_MIN_SIMILARITY: {scores(ranked[len(kept) :])}"
+    run.explain(f"rank: nearest of {len(records)} records: {scores(kept)}; {dropped}")
     return kept
 
 
@@ -742,8 +743,9 @@ def foreign(text: str, run: Run) -> str:
 
 
 def scores(candidates: Sequence[Candidate]) -> str:
-    rounded = [(record["id"], round(score, 4) + 0.0) for record, score in candidates]  # no "-0.0"
-    return ", ".join(f"{shortened(name, 40)} {score:.4f}" for name, score in rounded) or "none"
+    best = [(record["id"], round(score, 4) + 0.0) for record, score in candidates[:20]]  # no "-0.0"
+    named = [f"{shortened(name, 40)} {score:.4f}" for name, score in best]
+    return ", ".join(named + ["…"] * (len(candidates) > 20)) or "none"
 
 
 def proxied(url: str) -> bool:

@@ -40,7 +40,13 @@ def parser() -> argparse.ArgumentParser:
     actions = top.add_subparsers(
         dest="action", metavar="ACTION", help="without one: serve until Ctrl-C"
     )
-    command = actions.add_parser("run", help="run a command with API_* set for a mock of its own")
+    command = actions.add_parser(
+        "run",
+        help="run a command against a mock of its own",
+        description="Runs a command with the five API_* variables set for a mock on a free port. "
+        "It gets none of your API_*, OPENAI_* and proxy variables; to set one, put "
+        "env NAME=VALUE before the command.",
+    )
     command.add_argument(
         "--scenario",
         choices=sorted(SCENARIOS),

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import socketserver
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -115,7 +116,10 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that leaves in the middle is no news."""
+        """A line for a fault of the mock itself; a client that leaves in the middle is no news."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self.tell(f"internal error: {error!r}")
 
     def base_url(self, scenario: str = "plain") -> str:
         way = "" if scenario == "plain" else f"/scenario/{scenario}"
@@ -178,12 +182,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except Refused as error:
             reply = Reply(error.status, error_body(error.message, error.param))
         entry.status = reply.status
-        self.server.tell(
-            f"{entry.method} {printable(self.path)} {reply.status}  {summary(entry.body, reply.status)}"
-        )
+        asked = summary(entry.body, reply.status)
+        self.server.tell(f"POST {printable(entry.path)} {reply.status}  {asked}".rstrip())
         self.send(reply)
 
     def reply(self, address: re.Match[str] | None, entry: Entry, data: bytes) -> Reply:
+        if self.requestline.split()[1].startswith("//"):  # http.server takes one of the two away
+            raise Refused(404, "the path begins with two slashes; join address and path by one")
         if address is None or address["path"] not in endpoints.ENDPOINTS:
             paths = ", ".join(endpoints.ENDPOINTS)
             raise Refused(

@@ -51,8 +51,8 @@ class TestFiles(KnowledgeTestCase):
         good = json.dumps(A)
         for name, content, expected in (
             ("k.json", "", "k.json: empty (line 1, column 1)"),
-            ("k.json", "[]", "k.json: no record in it"),
-            ("k.jsonl", "\n\n", "k.jsonl: no record in it"),
+            ("k.json", "[]", "k.json holds no record"),
+            ("k.jsonl", "\n\n", "k.jsonl holds no record"),
             ("k.json", good, f"k.json: {rename}"),
             ("k.json", f"{good}\n{good}\n", f"k.json: {rename}"),
             ("k.json", '"text"', "k.json: a string, not an array of objects"),
@@ -105,7 +105,10 @@ class TestRecords(KnowledgeTestCase):
                 'k.json, record 2 (id "b"): title is null, not a string',
             ),
             ('{"id": "b", "text": "t", "title": ""}', 'k.json, record 2 (id "b"): title is blank'),
-            ('{"id": "a", "text": "t"}', 'k.json, record 2: the id "a" is taken'),
+            (
+                '{"id": "a", "text": "t"}',
+                'k.json, record 2: the id "a" is taken by k.json, record 1',
+            ),
             ('{"id": "b", "text": "t", "text": "u"}', 'k.json, record 2 (id "b"): a repeated key'),
             (
                 '{"id": "b", "text": "t", "x": {"y": 1, "y": 1}}',
@@ -194,7 +197,8 @@ class TestWhere(unittest.TestCase):
         for conditions, expected in (
             (("for=ALL",), '--where "for=ALL" leaves no record'),
             (("floor=1", "for=1"), '--where "for=1" leaves no record'),
-            (("none=x",), '--where "none=x" leaves no record'),
+            (("none=x",), '--where "none=x": no record has that field'),
+            (("For=all",), '--where "For=all": no record has that field'),
         ):
             with self.subTest(conditions=conditions), self.assertRaises(rag.RagError) as caught:
                 rag.matching(self.RECORDS, list(map(rag.condition, conditions)))

@@ -81,4 +81,4 @@ class TestFloor(RagTestCase):
         result = run_rag(
             "Which?", "--knowledge", path, "--explain", environ=server.environment("lengths", False)
         )
-        self.assertIn("rank: n 0.9950, f 0.7071, of 2 records; ", result.stderr)
+        self.assertIn("rank: nearest of 2 records: n 0.9950, f 0.7071; ", result.stderr)

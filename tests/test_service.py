@@ -158,6 +158,11 @@ class TestConnections(RagTestCase):
             self.assertIn(variable, line)
             self.assertNotIn("hunter22", line)
 
+    def test_an_address_of_which_no_client_can_be_made_is_a_settings_error(self) -> None:
+        for url in ("http://host:port/v1", "http://[::1/v1", "http://a\x1bb/v1"):
+            line = self.refused(API_BASE_URL=url)
+            self.assertIn("while making the HTTP client; look at API_BASE_URL", line)
+
     def test_a_broken_tls_file_is_named(self) -> None:
         line = self.refused(SSL_CERT_FILE="/nowhere/ca.pem")
         self.assertIn("settings: ", line)
@@ -181,6 +186,12 @@ class TestConnections(RagTestCase):
             result = run_rag(environ=self.serve().environment())
         line = "rag.py: settings: cannot import openai; run `python -m pip install openai`"
         self.assert_failure(result, 2, line)
+
+
+class TestCost(RagTestCase):
+    def test_a_request_that_succeeds_looks_at_no_private_text(self) -> None:
+        with mock.patch.object(rag, "foreign", side_effect=AssertionError("looked")):
+            self.assertEqual(run_rag(environ=self.serve().environment()).status, 0)
 
 
 class TestEnvironment(RagTestCase):
