@@ -44,6 +44,8 @@ def run_rag(
     *argv: str, environ: Mapping[str, str], stream: type[io.TextIOWrapper] = io.TextIOWrapper
 ) -> Result:
     """rag.main(argv) with nothing but `environ` in the environment, its two streams captured."""
+    # A folder without certificates: reading the real ones takes longer than the rest of a run.
+    environ = {"SSL_CERT_DIR": str(ROOT), **environ}
     out, err = stream(io.BytesIO()), stream(io.BytesIO())
     with mock.patch.dict(os.environ, environ, clear=True):
         with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err):
