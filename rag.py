@@ -12,7 +12,7 @@ One file, one dependency (`pip install openai`), any OpenAI-compatible service:
     python rag.py --help                           every setting and exit status
     python -m mock_server run -- python rag.py     the same without an account, on a local mock
 
-The sections stand in the order in which they run:
+The numbered sections run in the order in which they stand; answer(), below them, calls one by one:
 
     1 settings -> 2 knowledge -> 3 embeddings -> 4 rank -> 5 rerank -> 6 answer -> 7 publish
 
@@ -21,9 +21,9 @@ A VECTOR is the embedding of a passage or question, scaled to length 1; SIMILARI
 two. A CANDIDATE is a record that retrieval kept, a SOURCE a candidate sent to the chat model, a
 CITATION a source id that the model returned. An ABSTENTION is a null answer without sources.
 
-What a server sends is a stranger's word. Every `check_` function takes (reply, what was sent) and
-returns plain data or raises; the first rule that breaks ends the run with one line on stderr,
-nothing on stdout, and no further request.
+What a server sends is a stranger's word: every `check_` function returns plain data that keeps the
+rules, or raises. A rule that breaks ends the run (only a rejected answer may be asked for again):
+one line on stderr, nothing on stdout, no further request.
 """
 
 from __future__ import annotations
@@ -85,16 +85,18 @@ def stage(name: str) -> Iterator[None]:
 # ---- 1 settings: environment variables -> one frozen object --------------------------------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
+HOST = r"([\w-]{1,63}(\.[\w-]{1,63})*\.?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
 ADDRESS = "an http(s) address with a host, and without user, password, query or fragment"
-URL = (r"https?://[^\s/?#@\\]+(/[^\s?#@\\]*)?", ADDRESS)
+URL = (rf"(?i:https?)://{HOST}(/[^\s?#@\\]*)?", ADDRESS)
 KEY = (r"[!-~]+", "printable ASCII without white space (a server without keys takes any word)")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
 ENCODING = ("float|base64", "float or base64")
+OUR_CHAT_OPTIONS = {"model", "messages", "n", "stream", "tools", "functions", "response_format"}
 FORMAT = ("none|json_object|json_schema", "none, json_object or json_schema")
 
 
-def row(variable: str, form: Any, meaning: str, default: Any = MISSING) -> Any:
+def setting(variable: str, form: Any, meaning: str, default: Any = MISSING) -> Any:
     """A row of the table below. Without a default the variable is required."""
     return field(default=default, metadata={"variable": variable, "form": form, "meaning": meaning})
 
@@ -103,28 +105,28 @@ def row(variable: str, form: Any, meaning: str, default: Any = MISSING) -> Any:
 class Settings:
     """Every setting. `--help` is printed from this table."""
 
-    base_url: str = row("API_BASE_URL", URL, "the service, with its /v1")
-    key: str = row("API_KEY", KEY, "its key")
-    model: str = row("API_MODEL", NAME, "chat model")
-    embedding_model: str = row("API_EMBEDDING_MODEL", NAME, "embedding model")
-    rerank_model: str = row("API_RERANK_MODEL", NAME, "rerank model; without one: no reranking", "")
-    embedding_base_url: str = row("API_EMBEDDING_BASE_URL", URL, "server for /embeddings alone", "")
-    embedding_key: str = row("API_EMBEDDING_KEY", KEY, "its key: set both or neither", "")
-    rerank_base_url: str = row("API_RERANK_BASE_URL", URL, "server for /rerank alone", "")
-    rerank_key: str = row("API_RERANK_KEY", KEY, "its key: set both or neither", "")
-    timeout: float = row("API_TIMEOUT", (0.1, 86400.0), "seconds to wait for the next byte", 60.0)
-    retries: int = row("API_RETRIES", (0, 10), "how often the SDK asks again after a failure", 0)
-    batch: int = row("API_EMBEDDING_BATCH", (1, 2048), "inputs in one embedding request", 32)
-    encoding: str = row("API_EMBEDDING_ENCODING", ENCODING, "how vectors are sent", "float")
-    form: str = row("API_RESPONSE_FORMAT", FORMAT, "what the chat model is held to", "none")
-    chat_options: str = row("API_CHAT_OPTIONS", TEXT, "JSON object added to chat requests", "{}")
-    query_prefix: str = row("API_QUERY_PREFIX", TEXT, "put before an embedded question", "")
-    document_prefix: str = row("API_DOCUMENT_PREFIX", TEXT, "put before an embedded passage", "")
-    knowledge: str = row("RAG_KNOWLEDGE", TEXT, "the knowledge file", str(SAMPLE_KNOWLEDGE))
-    candidates: int = row("RAG_CANDIDATES", (1, 1000), "records kept for the reranker", 20)
-    sources: int = row("RAG_SOURCES", (1, 100), "sources sent to the chat model", 3)
-    min_similarity: float = row("RAG_MIN_SIMILARITY", (-1.0, 1.0), "less is dropped", -1.0)
-    attempts: int = row("RAG_ATTEMPTS", (1, 10), "answers asked for, at most", 1)
+    base_url: str = setting("API_BASE_URL", URL, "the service, with its /v1")
+    key: str = setting("API_KEY", KEY, "its key")
+    model: str = setting("API_MODEL", NAME, "chat model")
+    embedding_model: str = setting("API_EMBEDDING_MODEL", NAME, "embedding model")
+    rerank_model: str = setting("API_RERANK_MODEL", NAME, "rerank model; none: no reranking", "")
+    embedding_base_url: str = setting("API_EMBEDDING_BASE_URL", URL, "own server of embeddings", "")
+    embedding_key: str = setting("API_EMBEDDING_KEY", KEY, "its key: set both or neither", "")
+    rerank_base_url: str = setting("API_RERANK_BASE_URL", URL, "own server of the reranker", "")
+    rerank_key: str = setting("API_RERANK_KEY", KEY, "its key: set both or neither", "")
+    timeout: float = setting("API_TIMEOUT", (0.1, 86400.0), "seconds without a byte", 60.0)
+    retries: int = setting("API_RETRIES", (0, 10), "how often the SDK asks again", 0)
+    batch: int = setting("API_EMBEDDING_BATCH", (1, 2048), "inputs in one embedding request", 32)
+    encoding: str = setting("API_EMBEDDING_ENCODING", ENCODING, "how vectors are sent", "float")
+    response_format: str = setting("API_RESPONSE_FORMAT", FORMAT, "form of the reply", "none")
+    chat_options: str = setting("API_CHAT_OPTIONS", TEXT, "JSON object for chat requests", "{}")
+    query_prefix: str = setting("API_QUERY_PREFIX", TEXT, "before an embedded question", "")
+    document_prefix: str = setting("API_DOCUMENT_PREFIX", TEXT, "before an embedded passage", "")
+    knowledge: str = setting("RAG_KNOWLEDGE", TEXT, "the knowledge file", str(SAMPLE_KNOWLEDGE))
+    candidates: int = setting("RAG_CANDIDATES", (1, 1000), "records kept for the reranker", 20)
+    sources: int = setting("RAG_SOURCES", (1, 100), "sources sent to the chat model", 3)
+    min_similarity: float = setting("RAG_MIN_SIMILARITY", (-1.0, 1.0), "less is dropped", -1.0)
+    attempts: int = setting("RAG_ATTEMPTS", (1, 10), "answers asked for, at most", 1)
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -141,13 +143,14 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     advice = "`python -m mock_server run -- python rag.py` runs without an account"
     require(not missing, f"not set: {', '.join(missing)} (see --help); {advice}")
     settings = Settings(**values)
-    for name in ("API_EMBEDDING", "API_RERANK"):
-        both = f"{name}_BASE_URL and {name}_KEY"
-        halves = [bool(environ.get(variable, "").strip()) for variable in both.split(" and ")]
-        require(halves[0] == halves[1], f"{both} go together: no key goes to another server")
+    both = "{0}_BASE_URL and {0}_KEY go together: no key goes to another server"
+    pair = bool(settings.embedding_base_url) == bool(settings.embedding_key)
+    require(pair, both.format("API_EMBEDDING"))
+    pair = bool(settings.rerank_base_url) == bool(settings.rerank_key)
+    require(pair, both.format("API_RERANK"))
     options = strict_json(settings.chat_options, "API_CHAT_OPTIONS")
-    require(isinstance(options, dict), f"API_CHAT_OPTIONS is {found(options)}, not an object")
-    taken = {"model", "messages", "n", "stream", "tools", "response_format"} & set(options)
+    require(isinstance(options, dict), f"API_CHAT_OPTIONS is {describe(options)}, not an object")
+    taken = OUR_CHAT_OPTIONS & set(options)
     require(not taken, f"API_CHAT_OPTIONS may not hold {', '.join(sorted(taken))}")
     return settings
 
@@ -196,31 +199,31 @@ def read_knowledge(path: str) -> list[Record]:
         hint = "an object, not an array of objects; if it has one a line, name the file .jsonl"
         require(not text.lstrip().startswith("{"), f"{file}: {hint}")
         array = loads(text, file)
-        require(isinstance(array, list), f"{file}: {found(array)}, not an array of objects")
+        require(isinstance(array, list), f"{file}: {describe(array)}, not an array of objects")
         entries = [(f"{file}, record {i}", entry) for i, entry in enumerate(array, 1)]
     require(entries, f"{file} holds no record")
     places: dict[str, str] = {}
     for place, entry in entries:
         name = check_record(entry, place)["id"]
-        taken = f'{place}: the id "{shortened(name, 100)}" is taken by {places.get(name)}'
-        require(places.setdefault(name, place) is place, taken)
+        if name in places:
+            raise RagError(f'{place}: the id "{shortened(name, 100)}" is taken by {places[name]}')
+        places[name] = place
     return [entry for _, entry in entries]
 
 
 def check_record(entry: Any, place: str) -> Record:
     """The entry. Raises RagError with its place, its id and the rule that it breaks."""
-    require(isinstance(entry, dict), f"{place}: {found(entry)}, not an object")
+    require(isinstance(entry, dict), f"{place}: {describe(entry)}, not an object")
     if isinstance(entry.get("id"), str):
         place += f' (id "{shortened(entry["id"], 100)}")'
-    record: Record = plain(entry, place)
-    for name in ("id", "text", "title"):
-        value = entry.get(name, "no title" if name == "title" else None)
-        shown = found(value) if name in entry else "missing"
-        require(isinstance(value, str), f"{place}: {name} is {shown}, not a string")
-        require(value.strip(), f"{place}: {name} is blank")
+    plain(entry, place)
+    for name in ("id", "text", *(["title"] if "title" in entry else [])):
+        shown = describe(entry[name]) if name in entry else "missing"
+        require(isinstance(entry.get(name), str), f"{place}: {name} is {shown}, not a string")
+        require(entry[name].strip(), f"{place}: {name} is blank")
     fault = re.search(r"^\s|\s$|[\x00-\x1f\x7f-\x9f]", entry["id"])
     require(not fault, f"{place}: the id has white space around it, or a control character")
-    return record
+    return dict(entry)
 
 
 def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Sequence[Record]:
@@ -230,19 +233,19 @@ def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Se
     for name, value in wanted:
         shown = f'--where "{shortened(f"{name}={value}", 100)}"'
         require(any(name in record for record in records), f"{shown}: no record has that field")
-        records = [record for record in records if same(record.get(name, MISSING), value)]
+        records = [record for record in records if equals(record.get(name, MISSING), value)]
         require(records, f"{shown} leaves no record")
     return records
 
 
-def same(value: Any, wanted: str) -> bool:
+def equals(value: Any, wanted: str) -> bool:
     """Whether `wanted` is the string `value`, or the JSON text of another value."""
     if isinstance(value, str) or value is MISSING:
         return bool(value == wanted)
-    try:  # through dumps(), because 1 == True
-        return json.dumps(value, sort_keys=True) == json.dumps(json.loads(wanted), sort_keys=True)
-    except ValueError:
-        return False
+    with contextlib.suppress(RagError):  # through dumps(), because 1 == True
+        parsed = strict_json(wanted, "--where")
+        return json.dumps(value, sort_keys=True) == json.dumps(parsed, sort_keys=True)
+    return False
 
 
 def passage(record: Record) -> str:
@@ -308,15 +311,14 @@ def not_json(text: str, message: str) -> str:
     known = {
         "```": "wrapped in a Markdown fence",
         "<think>": "a <think> block; switch the model's thinking off",
-        "<": "an HTML page? Most addresses end in /v1",
         "data:": "an event stream, and none was asked for",
     }
     other = f"not JSON: {message}" if start else "empty"
     return next((known[opening] for opening in known if start.startswith(opening)), other)
 
 
-def found(value: Any) -> str:
-    """What a JSON value is, without its text: found(7) == "7", found([7]) == "a list of 1"."""
+def describe(value: Any) -> str:
+    """A JSON value without its text: describe(7) == "7", describe([7]) == "a list of 1"."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if type(value) is int and abs(value) < 10**9:
@@ -339,11 +341,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same in a run. `names` has who a text belongs to, for texts never shown."""
+    """What stays the same in a run. `owners`: {text that no message may repeat: record id}."""
 
     settings: Settings
     endpoints: Mapping[str, Endpoint]
-    names: Mapping[str, str]
+    owners: Mapping[str, str]
     explain: Callable[[str], None]
 
 
@@ -351,19 +353,21 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
     """{path: endpoint}; one client a server. Raises RagError if a client cannot be made."""
     # The SDK reads OPENAI_* by itself: one variable replaces the Authorization header, another
     # prints request bodies, and that one is read by the import.
-    for variable in [variable for variable in os.environ if variable.startswith("OPENAI_")]:
-        del os.environ[variable]
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        del os.environ[name]
     try:
         import openai
     except ImportError as error:
         raise RagError(f"cannot import {error.name}; run `python -m pip install openai`") from None
-    base = ("API", settings.base_url, settings.key)
-    embedding = ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key)
-    rerank = ("API_RERANK", settings.rerank_base_url, settings.rerank_key)
+    paths = {
+        "/embeddings": ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key),
+        "/rerank": ("API_RERANK", settings.rerank_base_url, settings.rerank_key),
+        "/chat/completions": ("API", settings.base_url, settings.key),
+    }
     clients: dict[str, openai.OpenAI] = {}
     endpoints = {}
-    for path, own in (("/embeddings", embedding), ("/rerank", rerank), ("/chat/completions", base)):
-        variable, url, key = own if own[1] else base
+    for path, own in paths.items():
+        variable, url, key = own if own[1] else paths["/chat/completions"]
         try:
             clients[variable] = clients.get(variable) or openai.OpenAI(
                 base_url=url, api_key=key, timeout=settings.timeout, max_retries=settings.retries,
@@ -384,6 +388,7 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
     import openai
 
     endpoint, url = run.endpoints[path], run.endpoints[path].url
+    look = f"look at {endpoint.variable}_BASE_URL"
     try:
         # As bytes: typed replies let through what must be refused (index "0", NaN, a page of HTML).
         response = endpoint.client.post(url, body=body, cast_to=openai.APIResponse[bytes])
@@ -391,43 +396,47 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
     except openai.APITimeoutError:
         raise RagError(f"{url} sent nothing for {run.settings.timeout:g} s (API_TIMEOUT)") from None
     except openai.APIConnectionError as error:
-        look = f"look at {endpoint.variable}_BASE_URL" + " and the proxy variables" * proxied(url)
-        cause = f"{type(error.__cause__).__name__} {foreign(str(error.__cause__), run)}"
-        raise RagError(f"the connection to {url} failed; {look}; {cause}") from None
+        proxy = " and the proxy variables" * proxied(url)
+        cause = f"{type(error.__cause__).__name__} {quoted(str(error.__cause__), run)}"
+        raise RagError(f"the connection to {url} failed; {look}{proxy}; {cause}") from None
     except openai.APIStatusError as error:
-        raise RagError(f"{url} answered {refusal(error, endpoint, run, body)}") from None
+        inputs = body["input"] if path == "/embeddings" else []
+        advice = refusal(error, endpoint.variable, run, inputs)
+        raise RagError(f"{url} answered {advice}") from None
     except UnicodeDecodeError:
         raise RagError(f"{url}: not UTF-8") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
+    html = f"{url} answered with HTML; {look} (most end in /v1)"
+    require(not data.lstrip().startswith("<"), html)
     reply = strict_json(data, url)
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
-        raise RagError(f"{url} answered 200 with an error: {foreign(error_text(reply), run)}")
+        raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
     return reply
 
 
-def refusal(error: openai.APIStatusError, endpoint: Endpoint, run: Run, body: Any) -> str:
-    """What an HTTP status means, and what to look at."""
-    status, headers = error.status_code, error.response.headers
-    look, its_key = f"look at {endpoint.variable}_BASE_URL", f"{endpoint.variable}_KEY"
-    if 300 <= status < 400:
-        target = foreign(headers.get("location", ""), run)
-        return f"{status}, a redirect to {target}, not followed; {look}"
-    longest = max(body.get("input", [""]), key=len).removeprefix(run.settings.document_prefix)
-    whose = shortened(run.names.get(longest, "the question"), 60)
-    batch = f"API_EMBEDDING_BATCH is {run.settings.batch}"
-    size = f'the longest input, "{whose}", has {len(longest)} characters'
-    on_size = f"too much for it? {batch}; {size}" if longest else ""
-    wait = foreign(headers.get("retry-after", "none"), run)
-    advice = {
-        401: f"the key was refused; look at {its_key}",
-        403: f"the key may not do this; look at {its_key} and the model's name",
-        404: f"no such path or model; {look} (most end in /v1; not every server has /rerank)",
-        429: f"too many requests, or no credit left; Retry-After: {wait}; API_RETRIES asks again",
-        **dict.fromkeys((400, 413, 422, 500), on_size),
-    }.get(status, "")
-    said = f"it said {foreign(error_text(error.body), run)}"
-    name = f"request id {foreign(error.request_id, run)}" if error.request_id else ""
-    return "; ".join(filter(None, (str(status), advice, said, name)))
+ADVICE = {
+    300: "a redirect, which is not followed; look at {0}_BASE_URL",
+    401: "the key was refused; look at {0}_KEY",
+    403: "the key may not do this; look at {0}_KEY and the model's name",
+    404: "no such path or model; look at {0}_BASE_URL (most end in /v1; some have no /rerank)",
+    429: "too many requests, or no credit left; API_RETRIES lets the SDK ask again",
+}
+
+
+def refusal(error: openai.APIStatusError, variable: str, run: Run, inputs: Sequence[str]) -> str:
+    """What an HTTP status means, and what to look at. `inputs` are what was to be embedded."""
+    status, headers, text = error.status_code, error.response.headers, error_text(error.body)
+    advice = ADVICE.get(status if status >= 400 else 300, "")
+    parts = [str(status), advice.format(variable)]
+    if inputs and status in (400, 413, 422, 500):
+        longest = max(inputs, key=len)
+        owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
+        parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; the longest")
+        parts[-1] += f' input, "{shortened(owner, 60)}", has {len(longest)} characters'
+    for name in ("location", "retry-after", "x-request-id"):
+        parts.append(f"{name}: {quoted(headers[name], run)}" if name in headers else "")
+    parts.append(f"it said {quoted(text, run)}" if text.strip() else "")
+    return "; ".join(filter(None, parts))
 
 
 def error_text(body: Any) -> str:
@@ -473,9 +482,10 @@ def check_embeddings(reply: Any, count: int, encoding: str, length: int = 0) -> 
     """The vectors for `count` inputs, in the order of the inputs: bound by index, not by position.
 
     All have one length: `length`, if an earlier batch has set it. Raises RagError."""
-    rows: Any = reply.get("data") if isinstance(reply, dict) else None
-    good = isinstance(rows, list) and len(rows) == count
-    require(good, f"`data` is {found(rows)}, not a list of {count} vectors")
+    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
+    rows: Any = reply.get("data")
+    whole = isinstance(rows, list) and len(rows) == count
+    require(whole, f"`data` is {describe(rows)}, not a list of {count} vectors")
     vectors: dict[int, Vector] = {}
     for i, row in enumerate(rows):
         index = check_index(row, f"data[{i}]", count, vectors, absent=0)
@@ -488,11 +498,12 @@ def check_embeddings(reply: Any, count: int, encoding: str, length: int = 0) -> 
 def check_index(row: Any, place: str, count: int, taken: Container[int], absent: Any = None) -> int:
     """The index of one of `count` things that were sent, which no earlier row has.
 
-    Some servers leave out whatever is 0: an index that is missing or null counts as `absent`."""
-    require(isinstance(row, dict), f"{place} is {found(row)}, not an object")
+    Some servers leave out whatever is 0. Where there must be a row for each of them, an index that
+    is missing or null can only be 0 (`absent`); where rows may be fewer it is not known."""
+    require(isinstance(row, dict), f"{place} is {describe(row)}, not an object")
     index = absent if row.get("index") is None else row["index"]
-    good = type(index) is int and 0 <= index < count  # type(), because a bool is an int
-    require(good, f"{place} has the index {found(index)}, not one of 0 to {count - 1}")
+    known = type(index) is int and 0 <= index < count  # type(), because a bool is an int
+    require(known, f"{place} has the index {describe(index)}, not one of 0 to {count - 1}")
     require(index not in taken, f"{place} has the index {index}, for the second time")
     return int(index)
 
@@ -505,7 +516,7 @@ def check_vector(value: Any, encoding: str, place: str) -> Vector:
             value = list(struct.unpack(f"<{len(data) // 4}f", data))
         # By type(), because a bool is an int.
         numbers = isinstance(value, list) and set(map(type, value)) <= {int, float}
-        require(numbers, f"{place} has an embedding that is {found(value)}, not of numbers")
+        require(numbers, f"{place} has an embedding that is {describe(value)}, not of numbers")
         norm = math.hypot(*value)
     except (ValueError, struct.error):
         raise RagError(f"{place} has an embedding that is not base64 of float32 numbers") from None
@@ -558,15 +569,16 @@ def check_rerank(reply: Any, count: int) -> list[tuple[int, float]]:
     Scores have any size and sign: some servers send logits. Raises RagError."""
     named = reply if isinstance(reply, dict) else {"results": reply}
     lists = [named[name] for name in ("results", "data") if name in named]
-    good = len(lists) == 1 and isinstance(lists[0], list)
-    require(good, f"the reply is {found(reply)} that has not one list `results` or `data`")
+    single = len(lists) == 1 and isinstance(lists[0], list)
+    require(single, f"the reply is {describe(reply)} that has not one list `results` or `data`")
     ranked: dict[int, float] = {}
     for i, row in enumerate(lists[0]):
         index = check_index(row, f"result {i}", count, ranked)
         values = [row[name] for name in ("relevance_score", "score") if name in row]
         require(len(values) == 1, f"result {i} needs one of `relevance_score` and `score`")
         number = type(values[0]) in (int, float) and abs(values[0]) <= sys.float_info.max
-        require(number, f"result {i} has a score that is {found(values[0])}, not a finite number")
+        score = describe(values[0])
+        require(number, f"result {i} has a score that is {score}, not a finite number")
         ranked[index] = float(values[0])
     return sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
 
@@ -591,7 +603,7 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
     content = json.dumps({"question": question, "sources": shown}, ensure_ascii=False)
     messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": content}]
     options = json.loads(settings.chat_options)
-    options |= {"model": settings.model, **response_format(settings.form, ids)}
+    options |= {"model": settings.model, **response_format(settings.response_format, ids)}
     replies = []
     for attempt in range(1, settings.attempts + 1):
         replies.append(post(run, "/chat/completions", {**options, "messages": messages}))
@@ -602,8 +614,9 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
         except RagError as error:
             reason = f"reply {attempt} of {settings.attempts} rejected: {error.reason}"
             run.explain(f"answer: {reason}")
-            advice = "API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help"
-            require(attempt < settings.attempts, f"{reason}; {advice}")
+            if attempt == settings.attempts:
+                advice = "API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help"
+                raise RagError(f"{reason}; {advice}") from None
             again = f"That was rejected: {error.reason}. Reply again, with the JSON object only."
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
     cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
@@ -624,21 +637,22 @@ def response_format(form: str, ids: Sequence[str]) -> dict[str, Any]:
 
 def check_completion(reply: Any) -> str:
     """The text of the only choice, which the model ended by itself. Raises RagError."""
-    choices: Any = reply.get("choices") if isinstance(reply, dict) else None
-    good = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
-    require(good, f"`choices` is {found(choices)}, not a list of 1 object")
+    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
+    choices: Any = reply.get("choices")
+    single = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
+    require(single, f"`choices` is {describe(choices)}, not a list of 1 object")
     # Looked at before the text, because text that was cut off can be valid JSON.
     reason = choices[0].get("finish_reason")
-    shown = f'"{shortened(reason, 20)}"' if isinstance(reason, str) else found(reason)
+    shown = f'"{shortened(reason, 20)}"' if isinstance(reason, str) else describe(reason)
     advice = "; it was cut off: allow more tokens in API_CHAT_OPTIONS" if reason == "length" else ""
     require(reason == "stop", f'finish_reason is {shown}, not "stop"{advice}')
     message = choices[0].get("message")
-    require(isinstance(message, dict), f"the message is {found(message)}, not an object")
+    require(isinstance(message, dict), f"the message is {describe(message)}, not an object")
     require(not message.get("refusal"), "the model refuses to answer")
     calls = message.get("tool_calls") or message.get("function_call")
     require(not calls, "the model calls a tool, and was offered none")
     text = message.get("content")
-    require(isinstance(text, str), f"the content is {found(text)}, not a string")
+    require(isinstance(text, str), f"the content is {describe(text)}, not a string")
     return str(text)
 
 
@@ -647,13 +661,13 @@ def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
 
     check_answer('{"answer": null, "source_ids": []}', ["a"]) is an abstention."""
     reply: dict[str, Any] = strict_json(text, "the model's text")
-    require(isinstance(reply, dict), f"the model's text is {found(reply)}, not an object")
+    require(isinstance(reply, dict), f"the model's text is {describe(reply)}, not an object")
     exact = set(reply) == {"answer", "source_ids"}
     require(exact, "the keys are not exactly `answer` and `source_ids`")
     answer, ids = reply["answer"], reply["source_ids"]
-    require(isinstance(ids, list), f"source_ids is {found(ids)}, not a list")
+    require(isinstance(ids, list), f"source_ids is {describe(ids)}, not a list")
     for i, cited in enumerate(ids):
-        require(isinstance(cited, str), f"source_ids[{i}] is {found(cited)}, not a string")
+        require(isinstance(cited, str), f"source_ids[{i}] is {describe(cited)}, not a string")
         # At most 23 characters: of a model that sends text for an id, no 24 in a row are shown.
         shown = f'source_ids[{i}] is "{shortened(cited, 23)}"'
         require(cited in sent, f"{shown}, which is not the id of a source that was sent")
@@ -661,7 +675,7 @@ def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
     if answer is None:
         require(not ids, "the answer is null, and yet it cites sources")
     else:
-        require(isinstance(answer, str), f"the answer is {found(answer)}, not a string or null")
+        require(isinstance(answer, str), f"the answer is {describe(answer)}, not a string or null")
         require(answer.strip(), "the answer is blank")
         require(ids, "the answer cites no source")
     return reply
@@ -716,27 +730,29 @@ def shortened(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
-def secrets() -> list[str]:
+def our_keys() -> list[str]:
+    """The keys in use, longest first, so that none is taken for the beginning of another."""
     variables = ("API_KEY", "API_EMBEDDING_KEY", "API_RERANK_KEY")
-    return list(filter(None, map(os.environ.get, variables)))
+    keys = (os.environ.get(variable, "").strip() for variable in variables)
+    return sorted(filter(None, keys), key=len, reverse=True)
 
 
 def blotted(text: str) -> str:
     """`text` without the keys of 8 characters and more: a shorter one is a word, not a secret."""
-    for secret in secrets():
-        text = text.replace(secret, "[key]") if len(secret) >= 8 else text
+    for key in our_keys():
+        text = text.replace(key, "[key]") if len(key) >= 8 else text
     return text
 
 
-def foreign(text: str, run: Run) -> str:
+def quoted(text: str, run: Run) -> str:
     """What a server wrote, in quotes: printable, without a key, at most 200 characters.
 
     Nothing is shown that repeats 24 characters in a row of the question or a passage."""
-    shown = blotted(printable(" ".join(text[:2000].split())))
-    if any(secret in shown for secret in secrets()):
+    text = blotted(text)
+    if any(key in text for key in our_keys()):
         return "(not shown: it holds the key)"
-    shown = shortened(shown, 200)
-    private = "\n".join(printable(" ".join(each.split())) for each in run.names)
+    shown = shortened(" ".join(text[:2000].split()), 200)
+    private = "\n".join(printable(" ".join(each.split())) for each in run.owners)
     if any(shown[i : i + 24] in private for i in range(len(shown) - 23)):
         return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
@@ -754,7 +770,7 @@ def proxied(url: str) -> bool:
     return bool(proxies) and not urllib.request.proxy_bypass(parts.hostname or "")
 
 
-def exposed(url: str) -> bool:
+def in_the_clear(url: str) -> bool:
     """Whether requests can be read on the way: plain http that leaves the machine."""
     parts = urllib.parse.urlsplit(url)
     loopback = re.fullmatch(r"localhost|127(\.[0-9]+){3}|::1", parts.hostname or "")
@@ -779,22 +795,21 @@ def condition(text: str) -> tuple[str, str]:
 
 
 def arguments() -> Arguments:
-    parser = Arguments(prog="rag.py", add_help=False, allow_abbrev=False)
+    """The parser; its help lists the settings from their table, and main()'s exit statuses."""
+    parser = Arguments(prog="rag.py", allow_abbrev=False)
     parser.add_argument("question", nargs="?", help=f"default: {SAMPLE_QUESTION}")
     parser.add_argument("--knowledge", metavar="FILE", help="overrides RAG_KNOWLEDGE")
     where = "FIELD=VALUE: only records with that value (a string, or JSON of another value)"
     parser.add_argument("--where", type=condition, action="append", default=[], help=where)
     parser.add_argument("--explain", action="store_true", help="a line a stage on stderr")
-    parser.add_argument("--help", action="store_true", help="this text")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    lines = []
+    lines = ["environment variables:"]
     for each in fields(Settings):
-        default = "required" if each.default is MISSING else f"default: {each.default}"
-        shown = "optional" if each.default == "" else default
-        lines.append(f"  {each.metadata['variable']:<24}{each.metadata['meaning']} ({shown})")
+        shown = f"default: {each.default}"
+        default = {MISSING: "required", "": "optional"}.get(each.default, shown)
+        lines.append(f"  {each.metadata['variable']:<24}{each.metadata['meaning']} ({default})")
         lines.append(f"{'':28}{allowed(each.metadata['form'])}")
-    status = inspect.cleandoc(main.__doc__ or "")
-    parser.epilog = "\n".join(["environment variables:", *lines, "", status])
+    parser.epilog = "\n".join([*lines, "", inspect.cleandoc(main.__doc__ or "")])
     return parser
 
 
@@ -810,17 +825,15 @@ def write(stream: TextIO | None, text: str) -> None:
 def tell(line: str) -> None:
     """A line on stderr that shows no key."""
     with contextlib.suppress(OSError):  # nobody is there to be told
-        write(sys.stderr, blotted(printable(line)))
+        write(sys.stderr, blotted(line))
 
 
 def document(argv: Sequence[str] | None) -> str:
     """The text for stdout. Raises RagError with the stage that failed."""
     options = arguments().parse_args(argv)
-    if options.help:
-        return arguments().format_help()
     with stage("settings"):
         settings = read_settings(os.environ)
-    path = options.knowledge or settings.knowledge
+    path = settings.knowledge if options.knowledge is None else options.knowledge
     with stage("usage"):
         sample = os.path.realpath(path) == str(SAMPLE_KNOWLEDGE)
         question = SAMPLE_QUESTION if sample and options.question is None else options.question
@@ -830,12 +843,12 @@ def document(argv: Sequence[str] | None) -> str:
         records = matching(read_knowledge(path), options.where)
     with stage("settings"):
         endpoints = connect(settings)
-    in_the_clear = sorted({each.variable for each in endpoints.values() if exposed(each.url)})
-    if in_the_clear:
-        variables = " and ".join(f"{variable}_BASE_URL" for variable in in_the_clear)
+    clear = {f"{each.variable}_BASE_URL" for each in endpoints.values() if in_the_clear(each.url)}
+    if clear:
+        variables = " and ".join(sorted(clear))
         tell(f"rag.py: warning: plain http in {variables}: key and records can be read on the way")
-    names = {question: "the question", **{passage(record): record["id"] for record in records}}
-    run = Run(settings, endpoints, names, tell if options.explain else lambda line: None)
+    owners = {question: "the question", **{passage(record): record["id"] for record in records}}
+    run = Run(settings, endpoints, owners, tell if options.explain else lambda line: None)
     indent = 2 if sys.stdout and sys.stdout.isatty() else None
     return json.dumps(answer(question, records, run), ensure_ascii=False, indent=indent)
 
@@ -848,11 +861,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     130  Ctrl-C
     """
     try:
-        write(sys.stdout, document(argv))
+        text = document(argv)
     except RagError as error:
-        tell(shortened(f"rag.py: {error.stage}: {error.reason}", 499))
+        tell(shortened(blotted(f"rag.py: {error.stage}: {error.reason}"), 499))
         return 2 if error.stage in ("usage", "settings", "knowledge") else 1
-    except BrokenPipeError:
+    try:
+        write(sys.stdout, text)
+    except BrokenPipeError:  # the reader has left, and needs no word
         return 1
     except OSError as error:
         tell(f"rag.py: publish: cannot write to stdout: {error.strerror}")

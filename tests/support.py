@@ -49,7 +49,11 @@ def run_rag(
     out, err = stream(io.BytesIO()), stream(io.BytesIO())
     with mock.patch.dict(os.environ, environ, clear=True):
         with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err):
-            status = rag.main(argv)
+            try:
+                status = rag.main(argv)
+            except SystemExit as end:  # how argparse ends after --help
+                status = end.code if isinstance(end.code, int) else 0
+                out.flush()
     return Result(status, *(each.buffer.getvalue().decode() for each in (out, err)))  # type: ignore[attr-defined]
 
 

@@ -37,7 +37,7 @@ class TestCheckCompletion(unittest.TestCase):
     def test_replies_that_are_refused(self) -> None:
         one = "not a list of 1 object"
         for reply, expected in (
-            ([], f"`choices` is null, {one}"),
+            ([], "the reply is a list of 0, not an object"),
             ({"choices": None}, f"`choices` is null, {one}"),
             ({"choices": {}}, f"`choices` is an object, {one}"),
             ({"choices": []}, f"`choices` is a list of 0, {one}"),

@@ -67,7 +67,7 @@ class TestCheckEmbeddings(unittest.TestCase):
         too_large = "data[1] has a vector with NaN or numbers that are too large"
         no_base64 = "data[1] has an embedding that is not base64 of float32 numbers"
         for encoding, replied, expected in (
-            ("float", [good, good], "`data` is null, not a list of 2 vectors"),
+            ("float", [good, good], "the reply is a list of 2, not an object"),
             ("float", {"data": "rows"}, "`data` is a string, not a list of 2 vectors"),
             ("float", reply(good), "`data` is a list of 1, not a list of 2 vectors"),
             (

@@ -40,7 +40,7 @@ class TestStrictJson(unittest.TestCase):
             ("[" * 200_000, "nesting too deep to read (line 1)"),
             ("", "empty (line 1, column 1)"),
             (" \n ", "empty (line 2, column 2)"),
-            ("<!doctype html>", "an HTML page? Most addresses end in /v1 (line 1, column 1)"),
+            ("<!doctype html>", "not JSON: Expecting value (line 1, column 1)"),
             ("data: {}", "an event stream, and none was asked for (line 1, column 1)"),
             ("```json\n{}\n```", "wrapped in a Markdown fence (line 1, column 1)"),
             ("<think>", "a <think> block; switch the model's thinking off (line 1, column 1)"),
@@ -66,4 +66,4 @@ class TestStrictJson(unittest.TestCase):
             (["secret"], "a list of 1"),
             ({"secret": 1}, "an object"),
         ):
-            self.assertEqual(rag.found(value), expected)
+            self.assertEqual(rag.describe(value), expected)

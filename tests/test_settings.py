@@ -64,7 +64,7 @@ class TestReadSettings(unittest.TestCase):
             ("API_RETRIES", "10", "retries", 10),
             ("API_EMBEDDING_BATCH", "1", "batch", 1),
             ("API_EMBEDDING_ENCODING", "base64", "encoding", "base64"),
-            ("API_RESPONSE_FORMAT", "json_schema", "form", "json_schema"),
+            ("API_RESPONSE_FORMAT", "json_schema", "response_format", "json_schema"),
             (OPTIONS, '{"temperature": 0}', "chat_options", '{"temperature": 0}'),
             ("API_QUERY_PREFIX", "query: ", "query_prefix", "query: "),
             ("API_QUERY_PREFIX", " ", "query_prefix", " "),
@@ -141,6 +141,12 @@ BAD_ADDRESSES = (
     " http://host/v1",
     "http://host/v1\n",
     "http:\\\\host\\v1",
+    "http://host:port/v1",
+    "http://[::1/v1",
+    "http://a]/v1",
+    "https://:443/v1",
+    "http://a..b/v1",
+    f"http://{'a' * 64}.example/v1",
 )
 
 
@@ -171,6 +177,7 @@ class TestSettingsStage(RagTestCase):
         )
         self.assertIn("inputs in one embedding request (default: 32)\n", result.stdout)
         self.assertIn(f"{'':28}a whole number from 1 to 2048\n", result.stdout)
-        self.assertIn("asks again after a failure (default: 0)\n", result.stdout)
+        self.assertIn("asks again (default: 0)\n", result.stdout)
+        self.assertTrue(result.stdout.isascii())
         for status in ("0  published", "1  a stage failed", "2  usage", "130  Ctrl-C"):
             self.assertIn(status, result.stdout)
