@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["openai>=1.55.3"]
+# dependencies = ["openai>=1.17.0"]
 # ///
 """Answers from your own records, published only with citations that were checked.
 
@@ -31,7 +31,9 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import errno
 import heapq
+import http.cookiejar
 import inspect
 import json
 import math
@@ -188,7 +190,7 @@ def read_knowledge(path: str) -> list[Record]:
         data = Path(path).read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise RagError(f"cannot read {file}: {error.strerror}; see RAG_KNOWLEDGE") from None
+        raise RagError(f"cannot read {file}: {error.strerror} (see --knowledge)") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RagError(f"{file}, line {line}: not UTF-8; save the file as UTF-8") from None
@@ -230,9 +232,10 @@ def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Se
     """The records in which every field has the value. For the rest of the run there are no others.
 
     A permission filter belongs here too: what is left out now is in no request."""
+    fields_there = {name for record in records for name in record}
     for name, value in wanted:
-        shown = f'--where "{shortened(f"{name}={value}", 100)}"'
-        require(any(name in record for record in records), f"{shown}: no record has that field")
+        shown = f"--where {shortened(f'{name}={value}', 100)}"
+        require(name in fields_there, f"{shown}: no record has that field")
         records = [record for record in records if equals(record.get(name, MISSING), value)]
         require(records, f"{shown} leaves no record")
     return records
@@ -263,16 +266,20 @@ def strict_json(text: str, place: str) -> Any:
 def loads(text: str, place: str, line: int = 1) -> Any:
     """What JSON text says that begins on a line of the place; plain() finds what is marked here."""
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=members,
-            parse_int=lambda digits: int(digits) if len(digits) < 4300 else math.inf,
-        )
+        return json.loads(text, object_pairs_hook=members, parse_int=whole)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise RagError(f"{place}: {not_json(text, error.msg)} ({where})") from None
     except RecursionError:
         raise RagError(f"{place}: nesting too deep to read (line {line})") from None
+
+
+def whole(digits: str) -> float:
+    """int(digits), or infinity if they are more than Python reads."""
+    try:
+        return int(digits)
+    except ValueError:
+        return math.inf
 
 
 def members(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
@@ -332,9 +339,10 @@ def describe(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address, its client, and how the names of the variables that set them begin."""
+    """An address, its client, and the variables that set them: `server`_BASE_URL, `model`_MODEL."""
 
-    variable: str
+    server: str
+    model: str
     url: str
     client: openai.OpenAI
 
@@ -349,6 +357,13 @@ class Run:
     explain: Callable[[str], None]
 
 
+class NoCookies(http.cookiejar.CookieJar):
+    """A jar that takes none: a server sets nothing that a later request carries."""
+
+    def extract_cookies(self, response: Any, request: Any) -> None:
+        pass
+
+
 def connect(settings: Settings) -> dict[str, Endpoint]:
     """{path: endpoint}; one client a server. Raises RagError if a client cannot be made."""
     # The SDK reads OPENAI_* by itself: one variable replaces the Authorization header, another
@@ -356,30 +371,31 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
     for name in [name for name in os.environ if name.startswith("OPENAI_")]:
         del os.environ[name]
     try:
-        import openai
-    except ImportError as error:
-        raise RagError(f"cannot import {error.name}; run `python -m pip install openai`") from None
+        from openai import DefaultHttpxClient, OpenAI
+    except Exception as error:  # a package that does not fit another fails in ways of its own
+        reason = f"cannot import openai ({shortened(str(error), 100)})"
+        raise RagError(f"{reason}; run `python -m pip install -U openai`") from None
     paths = {
         "/embeddings": ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key),
         "/rerank": ("API_RERANK", settings.rerank_base_url, settings.rerank_key),
         "/chat/completions": ("API", settings.base_url, settings.key),
     }
-    clients: dict[str, openai.OpenAI] = {}
+    clients: dict[str, OpenAI] = {}
     endpoints = {}
     for path, own in paths.items():
-        variable, url, key = own if own[1] else paths["/chat/completions"]
+        server, url, key = own if own[1] else paths["/chat/completions"]
         try:
-            clients[variable] = clients.get(variable) or openai.OpenAI(
+            clients[server] = clients.get(server) or OpenAI(
                 base_url=url, api_key=key, timeout=settings.timeout, max_retries=settings.retries,
                 # A redirect can carry the records to another host, or turn a POST into a GET.
-                http_client=openai.DefaultHttpxClient(follow_redirects=False),
+                http_client=DefaultHttpxClient(follow_redirects=False, cookies=NoCookies()),
             )
         except Exception as error:  # files, proxies and addresses fail, each in a way of its own
             names = [name for name in os.environ if re.match(r"(?i).*_proxy|ssl_cert_", name)]
             reason = f"{type(error).__name__} while making the HTTP client"
-            raise RagError(f"{reason}; look at {variable}_BASE_URL {' '.join(names)}") from None
+            raise RagError(f"{reason}; look at {server}_BASE_URL {' '.join(names)}") from None
         # Joined here and nowhere else: a path that began with two slashes would be another host.
-        endpoints[path] = Endpoint(variable, url.rstrip("/") + path, clients[variable])
+        endpoints[path] = Endpoint(server, own[0], url.rstrip("/") + path, clients[server])
     return endpoints
 
 
@@ -388,46 +404,49 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
     import openai
 
     endpoint, url = run.endpoints[path], run.endpoints[path].url
-    look = f"look at {endpoint.variable}_BASE_URL"
+    look = f"look at {endpoint.server}_BASE_URL"
     try:
         # As bytes: typed replies let through what must be refused (index "0", NaN, a page of HTML).
         response = endpoint.client.post(url, body=body, cast_to=openai.APIResponse[bytes])
-        data = response.read().decode()
+        data = response.read()
     except openai.APITimeoutError:
         raise RagError(f"{url} sent nothing for {run.settings.timeout:g} s (API_TIMEOUT)") from None
     except openai.APIConnectionError as error:
-        proxy = " and the proxy variables" * proxied(url)
-        cause = f"{type(error.__cause__).__name__} {quoted(str(error.__cause__), run)}"
-        raise RagError(f"the connection to {url} failed; {look}{proxy}; {cause}") from None
+        cause, proxy = type(error.__cause__).__name__, " and the proxy variables" * proxied(url)
+        # A protocol error shows the bytes that broke the protocol, which may be anything.
+        said = "" if "Protocol" in cause else f" {quoted(str(error.__cause__), run)}"
+        raise RagError(f"the connection to {url} failed; {look}{proxy}; {cause}{said}") from None
     except openai.APIStatusError as error:
         inputs = body["input"] if path == "/embeddings" else []
-        advice = refusal(error, endpoint.variable, run, inputs)
-        raise RagError(f"{url} answered {advice}") from None
-    except UnicodeDecodeError:
-        raise RagError(f"{url}: not UTF-8") from None
+        raise RagError(f"{url} answered {refusal(error, endpoint, run, inputs)}") from None
+    except Exception as error:  # what the SDK lets through: an unknown charset, a date that is none
+        raise RagError(f"{url} sent what the SDK cannot read ({type(error).__name__})") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
     html = f"{url} answered with HTML; {look} (most end in /v1)"
-    require(not data.lstrip().startswith("<"), html)
-    reply = strict_json(data, url)
+    require(not data.lstrip().startswith(b"<"), html)
+    try:
+        reply = strict_json(data.decode(), url)
+    except UnicodeDecodeError:
+        raise RagError(f"{url}: not UTF-8") from None
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
         raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
     return reply
 
 
 ADVICE = {
-    300: "a redirect, which is not followed; look at {0}_BASE_URL",
-    401: "the key was refused; look at {0}_KEY",
-    403: "the key may not do this; look at {0}_KEY and the model's name",
-    404: "no such path or model; look at {0}_BASE_URL (most end in /v1; some have no /rerank)",
+    300: "a redirect, which is not followed; look at {server}_BASE_URL",
+    401: "the key was refused; look at {server}_KEY",
+    403: "the key may not do this; look at {server}_KEY and {model}_MODEL",
+    404: "no such path or model; look at {server}_BASE_URL (most end in /v1) and {model}_MODEL",
     429: "too many requests, or no credit left; API_RETRIES lets the SDK ask again",
 }
 
 
-def refusal(error: openai.APIStatusError, variable: str, run: Run, inputs: Sequence[str]) -> str:
+def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, inputs: Sequence[str]) -> str:
     """What an HTTP status means, and what to look at. `inputs` are what was to be embedded."""
     status, headers, text = error.status_code, error.response.headers, error_text(error.body)
     advice = ADVICE.get(status if status >= 400 else 300, "")
-    parts = [str(status), advice.format(variable)]
+    parts = [str(status), advice.format(server=at.server, model=at.model)]
     if inputs and status in (400, 413, 422, 500):
         longest = max(inputs, key=len)
         owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
@@ -451,7 +470,7 @@ def spent(replies: Sequence[Any], started: float) -> str:
     """The tokens of which the replies tell, and the milliseconds since `started`."""
     usages = [reply.get("usage") for reply in replies if isinstance(reply, dict)]
     counts = [usage.get("total_tokens") for usage in usages if isinstance(usage, dict)]
-    total = sum(count for count in counts if type(count) is int)
+    total = sum(count for count in counts if type(count) is int and 0 <= count < 10**9)
     return f"{total or 'untold'} tokens, {(time.perf_counter() - started) * 1000:.0f} ms"
 
 
@@ -516,7 +535,7 @@ def check_vector(value: Any, encoding: str, place: str) -> Vector:
             value = list(struct.unpack(f"<{len(data) // 4}f", data))
         # By type(), because a bool is an int.
         numbers = isinstance(value, list) and set(map(type, value)) <= {int, float}
-        require(numbers, f"{place} has an embedding that is {describe(value)}, not of numbers")
+        require(numbers, f"{place} has an embedding that is {describe(value)}, not all numbers")
         norm = math.hypot(*value)
     except (ValueError, struct.error):
         raise RagError(f"{place} has an embedding that is not base64 of float32 numbers") from None
@@ -640,7 +659,7 @@ def check_completion(reply: Any) -> str:
     require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
     choices: Any = reply.get("choices")
     single = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
-    require(single, f"`choices` is {describe(choices)}, not a list of 1 object")
+    require(single, f"`choices` is {describe(choices)}, not a list of exactly one object")
     # Looked at before the text, because text that was cut off can be valid JSON.
     reason = choices[0].get("finish_reason")
     shown = f'"{shortened(reason, 20)}"' if isinstance(reason, str) else describe(reason)
@@ -725,8 +744,8 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """`text`, printable, in at most `limit` characters."""
-    shown = printable(text[: limit + 1])
+    """`text`, printable and without keys, in at most `limit` characters."""
+    shown = printable(blotted(text)[: limit + 1])  # blotted out first: a cut may leave half a key
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
@@ -744,17 +763,27 @@ def blotted(text: str) -> str:
     return text
 
 
+def letters(text: str) -> str:
+    """The letters and digits of a text, to compare by, whatever stands between them."""
+    return re.sub(r"[\W_]+", "", text.casefold())
+
+
 def quoted(text: str, run: Run) -> str:
     """What a server wrote, in quotes: printable, without a key, at most 200 characters.
 
-    Nothing is shown that repeats 24 characters in a row of the question or a passage."""
-    text = blotted(text)
-    if any(key in text for key in our_keys()):
+    Nothing is shown that repeats a line of the question or a passage, or 16 letters in a row."""
+    if any(key in blotted(text) for key in our_keys()):
         return "(not shown: it holds the key)"
-    shown = shortened(" ".join(text[:2000].split()), 200)
-    private = "\n".join(printable(" ".join(each.split())) for each in run.owners)
-    if any(shown[i : i + 24] in private for i in range(len(shown) - 23)):
-        return "(not shown: it repeats the question or a record)"
+    shown = shortened(" ".join(blotted(text)[:2000].split()), 200)
+    unescaped = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), shown)
+    lines = {letters(line) for private in run.owners for line in private.splitlines()}
+    everything = letters("\n".join(run.owners))
+    for spelled in map(letters, (shown, unescaped, urllib.parse.unquote(shown))):
+        windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
+        if any(window in everything for window in windows) or any(
+            line in spelled for line in lines if len(line) > 2
+        ):
+            return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
 
 
@@ -784,7 +813,7 @@ class Arguments(argparse.ArgumentParser):
     """argparse, but a usage error is one line, like every other failure."""
 
     def error(self, message: str) -> NoReturn:
-        raise RagError(f"{message}; see `python rag.py --help`", "usage")
+        raise RagError(f"{message} (put the question in quotes; --help tells more)", "usage")
 
 
 def condition(text: str) -> tuple[str, str]:
@@ -799,8 +828,9 @@ def arguments() -> Arguments:
     parser = Arguments(prog="rag.py", allow_abbrev=False)
     parser.add_argument("question", nargs="?", help=f"default: {SAMPLE_QUESTION}")
     parser.add_argument("--knowledge", metavar="FILE", help="overrides RAG_KNOWLEDGE")
-    where = "FIELD=VALUE: only records with that value (a string, or JSON of another value)"
-    parser.add_argument("--where", type=condition, action="append", default=[], help=where)
+    where = "only records with that value (a string, or JSON of another value)"
+    form = "FIELD=VALUE"
+    parser.add_argument("--where", metavar=form, type=condition, action="append", help=where)
     parser.add_argument("--explain", action="store_true", help="a line a stage on stderr")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = ["environment variables:"]
@@ -818,14 +848,18 @@ def write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the descriptor was closed before Python started
         raise BrokenPipeError
     lines = "\n".join(printable(line) for line in text.split("\n"))
-    stream.buffer.write(f"{lines}\n".encode())
+    data = memoryview(f"{lines}\n".encode())
+    while data:  # unbuffered, a stream may take a part of it, or nothing
+        count = stream.buffer.write(data)
+        if count is None:
+            raise BlockingIOError(errno.EAGAIN, "it takes nothing more now")
+        data = data[count:]
     stream.buffer.flush()
 
 
 def tell(line: str) -> None:
-    """A line on stderr that shows no key."""
     with contextlib.suppress(OSError):  # nobody is there to be told
-        write(sys.stderr, blotted(line))
+        write(sys.stderr, line)
 
 
 def document(argv: Sequence[str] | None) -> str:
@@ -835,22 +869,27 @@ def document(argv: Sequence[str] | None) -> str:
         settings = read_settings(os.environ)
     path = settings.knowledge if options.knowledge is None else options.knowledge
     with stage("usage"):
-        sample = os.path.realpath(path) == str(SAMPLE_KNOWLEDGE)
+        sample = path == str(SAMPLE_KNOWLEDGE)
         question = SAMPLE_QUESTION if sample and options.question is None else options.question
         require(question is not None, "ask a question: the sample one is for the sample file")
         require(question.strip() and encodable(question), "the question is blank, or not UTF-8")
     with stage("knowledge"):
-        records = matching(read_knowledge(path), options.where)
+        records = matching(read_knowledge(path), options.where or [])
     with stage("settings"):
         endpoints = connect(settings)
-    clear = {f"{each.variable}_BASE_URL" for each in endpoints.values() if in_the_clear(each.url)}
+    clear = {f"{each.server}_BASE_URL" for each in endpoints.values() if in_the_clear(each.url)}
     if clear:
         variables = " and ".join(sorted(clear))
         tell(f"rag.py: warning: plain http in {variables}: key and records can be read on the way")
     owners = {question: "the question", **{passage(record): record["id"] for record in records}}
-    run = Run(settings, endpoints, owners, tell if options.explain else lambda line: None)
+    explain = (lambda line: tell(blotted(line))) if options.explain else lambda line: None
     indent = 2 if sys.stdout and sys.stdout.isatty() else None
-    return json.dumps(answer(question, records, run), ensure_ascii=False, indent=indent)
+    try:
+        published = answer(question, records, Run(settings, endpoints, owners, explain))
+        return json.dumps(published, ensure_ascii=False, indent=indent)
+    finally:
+        for endpoint in endpoints.values():
+            endpoint.client.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -863,7 +902,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         text = document(argv)
     except RagError as error:
-        tell(shortened(blotted(f"rag.py: {error.stage}: {error.reason}"), 499))
+        tell(f"rag.py: {error.stage}: {shortened(error.reason, 470)}")
         return 2 if error.stage in ("usage", "settings", "knowledge") else 1
     try:
         write(sys.stdout, text)

@@ -283,7 +283,7 @@ def transport(name: str, serves: str, change: Change, words: str, **more: Any) -
 
 
 def http(code: int, said: str, words: str, headers: Mapping[str, str]) -> Scenario:
-    serves = f"status {code} for the first request"
+    serves = f"status {code} for every request to /embeddings"
     change = status(code, said, headers)
     return fault(f"http-{code}", EMBEDDINGS, serves, change, words, group="transport")
 
@@ -370,7 +370,7 @@ TABLE = (
     fault("embeddings-vector-absent", EMBEDDINGS, "no embedding in a row",
         last_row(embedding=ABSENT), "an embedding that is null"),
     fault("embeddings-vector-nested", EMBEDDINGS, "a vector inside a list",
-        last_vector(lambda vector: [vector]), "not of numbers"),
+        last_vector(lambda vector: [vector]), "not all numbers"),
     fault("embeddings-vector-empty", EMBEDDINGS, "an empty vector", last_vector(lambda vector: []),
         "empty or all zeros"),
     fault("embeddings-vector-zero", EMBEDDINGS, "a vector of zeros",
@@ -380,11 +380,11 @@ TABLE = (
     fault("embeddings-vector-too-long", EMBEDDINGS, "numbers whose squares overflow",
         last_vector(lambda vector: [1.7e308] * len(vector)), "too large"),
     fault("embeddings-number-null", EMBEDDINGS, "null in a vector", last_number("null"),
-        "not of numbers"),
+        "not all numbers"),
     fault("embeddings-number-string", EMBEDDINGS, "a number in quotes", last_number('"0.5"'),
-        "not of numbers"),
+        "not all numbers"),
     fault("embeddings-number-boolean", EMBEDDINGS, "true in a vector", last_number("true"),
-        "not of numbers"),
+        "not all numbers"),
     fault("embeddings-number-nan", EMBEDDINGS, "NaN in a vector", last_number("NaN"), "NaN"),
     fault("embeddings-number-infinity", EMBEDDINGS, "-Infinity in a vector",
         last_number("-Infinity"), "Infinity"),

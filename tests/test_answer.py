@@ -35,7 +35,7 @@ class TestCheckCompletion(unittest.TestCase):
             self.assertEqual(rag.check_completion(reply), "text")
 
     def test_replies_that_are_refused(self) -> None:
-        one = "not a list of 1 object"
+        one = "not a list of exactly one object"
         for reply, expected in (
             ([], "the reply is a list of 0, not an object"),
             ({"choices": None}, f"`choices` is null, {one}"),

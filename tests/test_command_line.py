@@ -25,17 +25,17 @@ ESCAPED = "Ὥρες 开放时间 ساعات 🕙 \\u001b[31m\\u007f\\u0085\\u20
 class TestUsage(RagTestCase):
     def test_usage_errors_are_one_line_with_status_2(self) -> None:
         server = self.serve()
-        help_text = "see `python rag.py --help`"
+        help_text = "(put the question in quotes; --help tells more)"
         own = self.file("k.json", [{"id": "a", "text": "b"}])
         for argv, line in (
-            (["one", "two"], f"unrecognized arguments: two; {help_text}"),
-            (["--know", own], f"unrecognized arguments: --know; {help_text}"),
-            (["--knowledge"], f"argument --knowledge: expected one argument; {help_text}"),
+            (["one", "two"], f"unrecognized arguments: two {help_text}"),
+            (["--know", own], f"unrecognized arguments: --know {help_text}"),
+            (["--knowledge"], f"argument --knowledge: expected one argument {help_text}"),
             ([""], "the question is blank, or not UTF-8"),
             ([" \n"], "the question is blank, or not UTF-8"),
             (["caf\udce9"], "the question is blank, or not UTF-8"),
-            (["--where", "floor"], f'argument --where: "floor" is not FIELD=VALUE; {help_text}'),
-            (["--where", "=1"], f'argument --where: "=1" is not FIELD=VALUE; {help_text}'),
+            (["--where", "floor"], f'argument --where: "floor" is not FIELD=VALUE {help_text}'),
+            (["--where", "=1"], f'argument --where: "=1" is not FIELD=VALUE {help_text}'),
             (["--knowledge", own], "ask a question: the sample one is for the sample file"),
         ):
             with self.subTest(argv=argv):
@@ -109,6 +109,22 @@ class TestStreams(RagTestCase):
                     self.assertEqual(rag.main([]), 1)
             self.assertEqual(err.buffer.getvalue().decode(), line)
 
+    def test_a_stream_that_takes_a_part_at_a_time_gets_the_whole_document(self) -> None:
+        taken = bytearray()
+
+        def take(data: memoryview) -> int:
+            taken.extend(data[:7])
+            return len(data[:7])
+
+        stream = mock.Mock(**{"isatty.return_value": False, "buffer.write.side_effect": take})
+        rag.write(stream, "ä" * 50)
+        self.assertEqual(taken.decode(), "ä" * 50 + "\n")
+
+    def test_a_stream_that_takes_nothing_is_an_error(self) -> None:
+        stream = mock.Mock(**{"buffer.write.return_value": None})
+        with self.assertRaises(BlockingIOError):
+            rag.write(stream, "text")
+
     def test_streams_that_python_never_had_are_no_traceback(self) -> None:
         with mock.patch.dict(os.environ, self.serve().environment(), clear=True):
             with mock.patch.object(sys, "stdout", None), mock.patch.object(sys, "stderr", None):
@@ -142,7 +158,14 @@ class TestExplain(RagTestCase):
 
     def test_a_server_that_tells_no_tokens_is_no_error(self) -> None:
         server = self.serve()
-        for usage in (None, 7, {"total_tokens": None}, {"total_tokens": "9"}, {}):
+        for usage in (
+            None,
+            7,
+            {"total_tokens": None},
+            {"total_tokens": "9"},
+            {"total_tokens": int("9" * 4200)},
+            {},
+        ):
             own = Scenario("own", "own", "odd usage", ANSWERS, CHAT, top(usage=usage))
             server = self.serve(own)
             result = run_rag("--explain", environ=server.environment("own"))

@@ -106,32 +106,32 @@ class TestCheckEmbeddings(unittest.TestCase):
             (
                 "float",
                 reply(good, {"index": 1}),
-                "data[1] has an embedding that is null, not of numbers",
+                "data[1] has an embedding that is null, not all numbers",
             ),
             (
                 "float",
                 reply(good, {"index": 1, "embedding": packed(1, 0)}),
-                "data[1] has an embedding that is a string, not of numbers",
+                "data[1] has an embedding that is a string, not all numbers",
             ),
             (
                 "float",
                 reply(good, row(1, [1.0, 0.0])),
-                "data[1] has an embedding that is a list of 1, not of numbers",
+                "data[1] has an embedding that is a list of 1, not all numbers",
             ),
             (
                 "float",
                 reply(good, row(1, 1.0, True)),
-                "data[1] has an embedding that is a list of 2, not of numbers",
+                "data[1] has an embedding that is a list of 2, not all numbers",
             ),
             (
                 "float",
                 reply(good, row(1, 1.0, None)),
-                "data[1] has an embedding that is a list of 2, not of numbers",
+                "data[1] has an embedding that is a list of 2, not all numbers",
             ),
             (
                 "float",
                 reply(good, row(1, 1.0, "0")),
-                "data[1] has an embedding that is a list of 2, not of numbers",
+                "data[1] has an embedding that is a list of 2, not all numbers",
             ),
             ("float", reply(good, row(1)), points_nowhere),
             ("float", reply(good, row(1, 0, 0.0)), points_nowhere),
@@ -149,7 +149,7 @@ class TestCheckEmbeddings(unittest.TestCase):
             (
                 "base64",
                 reply(good, {"index": 1, "embedding": {}}),
-                "data[1] has an embedding that is an object, not of numbers",
+                "data[1] has an embedding that is an object, not all numbers",
             ),
         ):
             with self.subTest(expected=expected), self.assertRaises(rag.RagError) as caught:

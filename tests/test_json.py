@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import unittest
 
 import rag
@@ -54,6 +55,16 @@ class TestStrictJson(unittest.TestCase):
             with self.subTest(text=text[:40]), self.assertRaises(rag.RagError) as caught:
                 rag.strict_json(text, "here")
             self.assertEqual(caught.exception.reason, f"here: {expected}")
+
+    @unittest.skipUnless(hasattr(sys, "set_int_max_str_digits"), "this Python reads any number")
+    def test_a_number_with_more_digits_than_python_is_told_to_read_is_refused(self) -> None:
+        limit = sys.get_int_max_str_digits()
+        self.addCleanup(sys.set_int_max_str_digits, limit)
+        sys.set_int_max_str_digits(640)
+        with self.assertRaises(rag.RagError) as caught:
+            rag.strict_json("9" * 641, "here")
+        reason = "here: NaN, Infinity or a number too large"
+        self.assertEqual(caught.exception.reason, reason)
 
     def test_a_value_is_named_by_its_kind_and_never_by_its_text(self) -> None:
         for value, expected in (

@@ -82,7 +82,7 @@ class TestFiles(KnowledgeTestCase):
         ):
             with self.subTest(path=path), self.assertRaises(rag.RagError) as caught:
                 rag.read_knowledge(str(path))
-            self.assertIn(f": {why}; see RAG_KNOWLEDGE", caught.exception.reason)
+            self.assertIn(f": {why} (see --knowledge)", caught.exception.reason)
 
 
 class TestRecords(KnowledgeTestCase):
@@ -195,10 +195,11 @@ class TestWhere(unittest.TestCase):
 
     def test_a_condition_that_leaves_no_record_is_an_error(self) -> None:
         for conditions, expected in (
-            (("for=ALL",), '--where "for=ALL" leaves no record'),
-            (("floor=1", "for=1"), '--where "for=1" leaves no record'),
-            (("none=x",), '--where "none=x": no record has that field'),
-            (("For=all",), '--where "For=all": no record has that field'),
+            (("for=ALL",), "--where for=ALL leaves no record"),
+            (("floor=1", "for=1"), "--where for=1 leaves no record"),
+            (("open=null", "floor=1"), "--where floor=1 leaves no record"),
+            (("none=x",), "--where none=x: no record has that field"),
+            (("For=all",), "--where For=all: no record has that field"),
         ):
             with self.subTest(conditions=conditions), self.assertRaises(rag.RagError) as caught:
                 rag.matching(self.RECORDS, list(map(rag.condition, conditions)))
@@ -259,7 +260,7 @@ class TestKnowledgeStage(RagTestCase):
         server = self.serve()
         result = run_rag("--where", "audience=nobody", environ=server.environment())
         self.assert_failure(
-            result, 2, 'rag.py: knowledge: --where "audience=nobody" leaves no record'
+            result, 2, "rag.py: knowledge: --where audience=nobody leaves no record"
         )
         self.assertEqual(paths(server), [])
 

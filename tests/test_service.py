@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import unittest
+import urllib.parse
 from typing import Any
 from unittest import mock
 
 import rag
-from mock_server.scenarios import CHAT, EMBEDDINGS, REFUSES, Reply, Scenario
+from mock_server.scenarios import ANSWERS, CHAT, EMBEDDINGS, REFUSES, Reply, Scenario
 from mock_server.server import KEY
 from tests.support import RagTestCase, bodies, paths, run_rag
 
@@ -67,12 +69,54 @@ class TestMessages(RagTestCase):
         self.assertNotIn(KEY, line)
 
     def test_nothing_is_shown_of_what_repeats_the_question_or_a_record(self) -> None:
-        for echo in (QUESTION, f"input: {TEXT}", TEXT[5:29], TEXT.replace(" ", "\n  ")):
+        for echo in (
+            QUESTION,
+            f"input: {TEXT}",
+            TEXT[5:29],
+            TEXT.replace(" ", "\n  "),
+            TEXT.replace(" ", "\\n"),
+            TEXT.upper(),
+            TEXT.replace(" ", '\\" '),
+            urllib.parse.quote(TEXT),
+            "Closed days",
+            "自行车",
+            json.dumps("自行车可以停在北门旁边的车棚里，最多停放六个小时。"),
+        ):
             with self.subTest(echo=echo):
                 line = self.said({"error": {"message": f"cannot read {echo}"}}, 400)
                 self.assertIn("it said (not shown: it repeats the question or a record)", line)
                 self.assertNotIn("cannot read", line)
-        self.assertIn(TEXT[5:28], self.said({"error": {"message": TEXT[5:28]}}, 400))
+        self.assertIn(TEXT[5:20], self.said({"error": {"message": TEXT[5:20]}}, 400))
+
+    def test_what_the_sdk_itself_cannot_read_is_one_line(self) -> None:
+        for headers in (
+            {"Content_Type": "text/plain; charset=hex"},
+            {"Content_Type": "text/plain; charset=undefined"},
+        ):
+            line = self.said(b"upstream failed", 400, **headers)
+            self.assertIn("/embeddings ", line)
+
+    def test_a_cookie_is_not_kept(self) -> None:
+        def change(good: Any, request: Any) -> Reply:
+            return Reply(200, good, {"Set-Cookie": "a=b; Max-Age=" + "9" * 400})
+
+        server = self.serve(Scenario("own", "own", "a cookie", ANSWERS, EMBEDDINGS, change))
+        result = run_rag(environ=server.environment("own"))
+        self.assertEqual((result.status, result.stderr), (0, ""))
+        self.assertNotIn("cookie", server.journal.entries[1].headers)
+
+    def test_no_piece_of_a_key_is_shown_wherever_a_text_is_cut(self) -> None:
+        padding = " " * (2000 - len(KEY) + 1)
+        line = self.said({"error": {"message": f"{padding}{KEY}"}}, 401)
+        self.assertNotIn(KEY[:6], line)
+        server = self.serve()
+        for argv, variable, value in (
+            ([f"{'x' * 440}{KEY}", "y"], "RAG_SOURCES", "3"),
+            ([], "API_TIMEOUT", "x" * 25 + KEY),
+            ([], "API_EMBEDDING_ENCODING", KEY * 2),
+        ):
+            environ = {**server.environment(), variable: value}
+            self.assertNotIn(KEY[:6], run_rag(*argv, environ=environ).stderr)
 
     def test_the_request_id_and_the_wait_are_shown(self) -> None:
         line = self.said({"error": "busy"}, 429, Retry_After="7", X_Request_Id="req-1")
@@ -113,6 +157,11 @@ class TestShortKeys(RagTestCase):
         own = Scenario("own", "own", "an error", REFUSES, EMBEDDINGS, lambda *_: reply)
         line = run_rag(environ=self.serve(own, key="none").environment("own")).stderr
         self.assertIn("it said (not shown: it holds the key)", line)
+
+    def test_a_key_that_is_the_name_of_a_stage_blots_out_no_stage(self) -> None:
+        own = Scenario("own", "own", "status 503", REFUSES, EMBEDDINGS, lambda *_: Reply(503, b""))
+        line = run_rag(environ=self.serve(own, key="embeddings").environment("own")).stderr
+        self.assertTrue(line.startswith("rag.py: embeddings: http://127.0.0.1:"))
 
     def test_an_id_that_is_the_key_is_blotted_out(self) -> None:
         content = json.dumps({"answer": "x", "source_ids": [KEY]})
@@ -189,11 +238,26 @@ class TestConnections(RagTestCase):
     def test_a_missing_package_is_one_line(self) -> None:
         with mock.patch.dict("sys.modules", {"openai": None}):
             result = run_rag(environ=self.serve().environment())
-        line = "rag.py: settings: cannot import openai; run `python -m pip install openai`"
-        self.assert_failure(result, 2, line)
+        self.assert_one_line(result, 2, "rag.py: settings: cannot import openai (import of openai ")
+        self.assertIn("; run `python -m pip install -U openai`\n", result.stderr)
+
+    def test_a_package_that_fails_as_it_is_imported_is_one_line(self) -> None:
+        self.file("openai.py", "raise RuntimeError('it does not fit pydantic')")
+        modules = {name: module for name, module in sys.modules.items() if "openai" not in name}
+        with mock.patch.dict("sys.modules", modules, clear=True):
+            with mock.patch.object(sys, "path", [str(self.folder), *sys.path]):
+                result = run_rag(environ=self.serve().environment())
+        self.assert_one_line(result, 2, "cannot import openai (it does not fit pydantic); run")
 
 
 class TestCost(RagTestCase):
+    def test_the_clients_are_closed_whatever_happens(self) -> None:
+        server = self.serve()
+        for scenario in ("plain", "http-503"):
+            with mock.patch("openai.OpenAI.close", autospec=True) as close:
+                run_rag(environ=server.environment(scenario))
+            self.assertTrue(close.called)
+
     def test_a_request_that_succeeds_looks_at_no_private_text(self) -> None:
         with mock.patch.object(rag, "quoted", side_effect=AssertionError("looked")):
             self.assertEqual(run_rag(environ=self.serve().environment()).status, 0)
