@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import subprocess
 import sys
@@ -48,11 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "env NAME=VALUE before the command.",
     )
     command.add_argument(
-        "--scenario",
-        choices=sorted(SCENARIOS),
-        default="plain",
-        metavar="NAME",
-        help="default: plain",
+        "--scenario", type=scenario_name, default="plain", metavar="NAME", help="default: plain"
     )
     command.add_argument("--no-rerank", action="store_true", help="set no rerank model")
     command.add_argument("command", nargs="+", metavar="COMMAND", help="put -- before it")
@@ -60,6 +57,15 @@ def parser() -> argparse.ArgumentParser:
         "scenarios", help="list what the mock can serve, and what a correct client does"
     )
     return top
+
+
+def scenario_name(text: str) -> str:
+    if text not in SCENARIOS:
+        near = difflib.get_close_matches(text, SCENARIOS, n=3, cutoff=0.5)
+        hint = f"near it: {', '.join(near)}; " if near else ""
+        reason = f"no scenario has this name; {hint}`python -m mock_server scenarios` lists them"
+        raise argparse.ArgumentTypeError(reason)
+    return text
 
 
 def tell(line: str) -> None:
@@ -128,4 +134,7 @@ def listing() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # one more, while the first is being obeyed
+        sys.exit(130)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
 import re
 import socket
@@ -300,7 +301,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if self.path not in actions:
                 known = "GET and DELETE /_mock/journal, or POST below /v1"
                 raise Refused(404, f"unknown path for {self.command}; there are {known}")
-            self.send(Reply(200, actions[self.path]()))
+            self.send(Reply(200, f"{json.dumps(actions[self.path]())}\n".encode()))
         except Refused as error:
             self.close_connection = True
             self.send(Reply(error.status, error_body(error.message)))

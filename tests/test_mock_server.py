@@ -1448,6 +1448,15 @@ class Started:
 
 
 class TestCommandLine(MockServerTestCase):
+    def test_a_scenario_that_is_none_is_answered_with_the_names_near_it(self) -> None:
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as caught:
+            command_line.main(["run", "--scenario", "rerank-index-negativ", "--", "true"])
+        self.assertEqual(caught.exception.code, 2)
+        last = err.getvalue().splitlines()[-1]
+        self.assertIn("no scenario has this name; near it: rerank-index-negative, ", last)
+        self.assertIn("`python -m mock_server scenarios` lists them", last)
+
     def start_command(self, *argv: str, ends: Sequence[Any] = (0,)) -> tuple[Result, Started]:
         started = Started(*ends)
         with mock.patch.object(subprocess, "Popen", started):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import rag
-from tests.support import ROOT, RagTestCase
+from tests.support import ROOT, RagTestCase, run_rag
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install openai && "
@@ -45,7 +46,7 @@ def normalised(text: str) -> str:
 class TestConsole(unittest.TestCase):
     def test_every_command_prints_what_is_shown(self) -> None:
         shown = commands()
-        self.assertEqual(len(shown), 6)
+        self.assertEqual(len(shown), 7)
         with tempfile.TemporaryDirectory() as folder:
             python = Path(folder) / "python"
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -53,6 +54,8 @@ class TestConsole(unittest.TestCase):
             environ = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder}
             for command, output in shown:
                 with self.subTest(command=command):
+                    if "curl" in command and not shutil.which("curl"):
+                        self.skipTest("there is no curl")
                     self.assertEqual(normalised(on_terminal(command, environ)), normalised(output))
 
 
@@ -91,15 +94,37 @@ class TestText(RagTestCase):
         (sample,) = blocks("json")
         self.assertEqual(len(rag.read_knowledge(self.file("my.json", sample))), 2)
 
+    def test_the_requests_on_the_wire_are_the_bodies_that_are_sent(self) -> None:
+        server = self.serve()
+        (sample,) = blocks("json")
+        path = self.file("my.json", sample)
+        result = run_rag("What does entry cost?", "--knowledge", path, environ=server.environment())
+        self.assertEqual(result.document["answer"], "Entry is free.")
+        sent = [entry.body for entry in server.journal.entries]
+        user = json.loads(sent[2]["messages"][1]["content"])
+        lines = "".join(blocks("json request")).splitlines()
+        self.assertEqual([json.loads(line) for line in lines], [sent[0], sent[1], user])
+        self.assertEqual(set(sent[2]), {"model", "messages"})
+
+    def test_the_replies_on_the_wire_are_taken(self) -> None:
+        embeddings, rerank, chat = map(json.loads, "".join(blocks("json reply")).splitlines())
+        self.assertEqual(len(rag.check_embeddings(embeddings, 3, "float")), 3)
+        self.assertEqual(rag.check_rerank(rerank, 2), [(0, 0.9), (1, -3.5)])
+        answer = rag.check_answer(rag.check_completion(chat), ["fees", "hours"])
+        self.assertEqual(answer, {"answer": "Entry is free.", "source_ids": ["fees"]})
+
     def test_the_recipe_makes_a_knowledge_file_with_ids_that_stay(self) -> None:
         (recipe,) = blocks("python")
         docs = self.folder / "docs"
         (docs / "sub").mkdir(parents=True)
         (docs / "a.md").write_text(
-            "# Bells\r\n\r\nOne bell.\n\n\n## Towers\nTwo towers.\nHigh.\n", "utf-8"
+            "# Bells\r\n\r\nOne bell.\n\n\n# Old\n## Towers ##\nTwo towers.\nHigh.\n", "utf-8"
         )
         (docs / "sub" / "ü.txt").write_text("\ufeffDrei Türme.\n\n \n\nDrei Türme.", "utf-8")
         (docs / "skip.html").write_text("<p>no</p>", "utf-8")
+        (docs / ".hidden").mkdir()
+        (docs / ".hidden" / "no.md").write_text("No.", "utf-8")
+        (docs / "folder.md").mkdir()
         target = self.folder / "knowledge.jsonl"
 
         def make() -> list[rag.Record]:
