@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import argparse
 import base64
+import codecs
 import contextlib
-import errno
+import gc
 import heapq
 import http.cookiejar
 import inspect
@@ -39,7 +40,6 @@ import json
 import math
 import os
 import re
-import struct
 import sys
 import time
 import urllib.parse
@@ -64,9 +64,7 @@ Vector: TypeAlias = "array[float]"  # type "f": 6 kB for 1,536 numbers, where a 
 class RagError(Exception):
     """The end of a run: a reason that helps the person who reads it, and the stage that failed."""
 
-    def __init__(self, reason: str, stage: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.stage = reason, stage
+    stage = ""
 
 
 def require(rule: object, reason: str) -> None:
@@ -81,7 +79,8 @@ def stage(name: str) -> Iterator[None]:
     try:
         yield
     except RagError as error:
-        raise RagError(error.reason, error.stage or name) from None
+        error.stage = error.stage or name
+        raise
 
 
 # ---- 1 settings: environment variables -> one frozen object --------------------------------------
@@ -187,20 +186,16 @@ def read_knowledge(path: str) -> list[Record]:
     Raises RagError, which names the file, the record and the rule that it breaks."""
     file = shortened(path, 100)
     try:
-        data = Path(path).read_bytes()
-        text = data.decode("utf-8-sig")
+        data = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise RagError(f"cannot read {file}: {error.strerror} (see --knowledge)") from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise RagError(f"{file}, line {line}: not UTF-8; save the file as UTF-8") from None
     if path.lower().endswith(".jsonl"):
-        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
         entries = [(f"{file}, line {i}", loads(line, file, i)) for i, line in lines]
     else:
         hint = "an object, not an array of objects; if it has one a line, name the file .jsonl"
-        require(not text.lstrip().startswith("{"), f"{file}: {hint}")
-        array = loads(text, file)
+        require(not data.lstrip().startswith(b"{"), f"{file}: {hint}")
+        array = loads(data, file)
         require(isinstance(array, list), f"{file}: {describe(array)}, not an array of objects")
         entries = [(f"{file}, record {i}", entry) for i, entry in enumerate(array, 1)]
     require(entries, f"{file} holds no record")
@@ -258,28 +253,29 @@ def passage(record: Record) -> str:
 # ---- strict JSON: what a person, a server or a model wrote -> plain data -------------------------
 
 
-def strict_json(text: str, place: str) -> Any:
+def strict_json(text: bytes | str, place: str) -> Any:
     """What JSON text says. Raises RagError with the place where two readers could differ."""
     return plain(loads(text, place), place)
 
 
-def loads(text: str, place: str, line: int = 1) -> Any:
+def loads(text: bytes | str, place: str, line: int = 1) -> Any:
     """What JSON text says that begins on a line of the place; plain() finds what is marked here."""
     try:
+        text = text if isinstance(text, str) else text.decode()
         return json.loads(text, object_pairs_hook=members, parse_int=whole)
+    except UnicodeDecodeError as error:
+        line += error.object.count(b"\n", 0, error.start)
+        raise RagError(f"{place}: not UTF-8 (line {line})") from None
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise RagError(f"{place}: {not_json(text, error.msg)} ({where})") from None
+        raise RagError(f"{place}: {not_json(error.doc, error.msg)} ({where})") from None
     except RecursionError:
         raise RagError(f"{place}: nesting too deep to read (line {line})") from None
 
 
 def whole(digits: str) -> float:
-    """int(digits), or infinity if they are more than Python reads."""
-    try:
-        return int(digits)
-    except ValueError:
-        return math.inf
+    """The number, or infinity for more digits than Python can be set to refuse (640)."""
+    return int(digits) if len(digits) <= 640 else math.inf
 
 
 def members(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
@@ -424,10 +420,7 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
     html = f"{url} answered with HTML; {look} (most end in /v1)"
     require(not data.lstrip().startswith(b"<"), html)
-    try:
-        reply = strict_json(data.decode(), url)
-    except UnicodeDecodeError:
-        raise RagError(f"{url}: not UTF-8") from None
+    reply = strict_json(data, url)
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
         raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
     return reply
@@ -531,13 +524,14 @@ def check_vector(value: Any, encoding: str, place: str) -> Vector:
     """A vector of length 1 from numbers or, if base64 was asked for, from little-endian float32."""
     try:
         if encoding == "base64" and isinstance(value, str):
-            data = base64.b64decode(value, validate=True)
-            value = list(struct.unpack(f"<{len(data) // 4}f", data))
+            value = array("f", base64.b64decode(value, validate=True))
+            if sys.byteorder == "big":
+                value.byteswap()
         # By type(), because a bool is an int.
-        numbers = isinstance(value, list) and set(map(type, value)) <= {int, float}
-        require(numbers, f"{place} has an embedding that is {describe(value)}, not all numbers")
+        elif not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
+            raise RagError(f"{place} has an embedding that is {describe(value)}, not all numbers")
         norm = math.hypot(*value)
-    except (ValueError, struct.error):
+    except ValueError:
         raise RagError(f"{place} has an embedding that is not base64 of float32 numbers") from None
     except OverflowError:  # an int that no float can hold
         norm = math.inf
@@ -631,12 +625,12 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
             checked = check_answer(text, ids)
             break
         except RagError as error:
-            reason = f"reply {attempt} of {settings.attempts} rejected: {error.reason}"
+            reason = f"reply {attempt} of {settings.attempts} rejected: {error}"
             run.explain(f"answer: {reason}")
             if attempt == settings.attempts:
                 advice = "API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help"
                 raise RagError(f"{reason}; {advice}") from None
-            again = f"That was rejected: {error.reason}. Reply again, with the JSON object only."
+            again = f"That was rejected: {error}. Reply again, with the JSON object only."
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
     cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
     run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
@@ -681,8 +675,7 @@ def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
     check_answer('{"answer": null, "source_ids": []}', ["a"]) is an abstention."""
     reply: dict[str, Any] = strict_json(text, "the model's text")
     require(isinstance(reply, dict), f"the model's text is {describe(reply)}, not an object")
-    exact = set(reply) == {"answer", "source_ids"}
-    require(exact, "the keys are not exactly `answer` and `source_ids`")
+    require(set(reply) == {"answer", "source_ids"}, "the keys are not `answer` and `source_ids`")
     answer, ids = reply["answer"], reply["source_ids"]
     require(isinstance(ids, list), f"source_ids is {describe(ids)}, not a list")
     for i, cited in enumerate(ids):
@@ -813,7 +806,8 @@ class Arguments(argparse.ArgumentParser):
     """argparse, but a usage error is one line, like every other failure."""
 
     def error(self, message: str) -> NoReturn:
-        raise RagError(f"{message} (put the question in quotes; --help tells more)", "usage")
+        with stage("usage"):
+            raise RagError(f"{message} (put the question in quotes; --help tells more)")
 
 
 def condition(text: str) -> tuple[str, str]:
@@ -848,13 +842,9 @@ def write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the descriptor was closed before Python started
         raise BrokenPipeError
     lines = "\n".join(printable(line) for line in text.split("\n"))
-    data = memoryview(f"{lines}\n".encode())
-    while data:  # unbuffered, a stream may take a part of it, or nothing
-        count = stream.buffer.write(data)
-        if count is None:
-            raise BlockingIOError(errno.EAGAIN, "it takes nothing more now")
-        data = data[count:]
-    stream.buffer.flush()
+    # A buffer of our own, because an unbuffered stream may take a part only, and not say so.
+    with open(stream.fileno(), "wb", closefd=False) as buffer:
+        buffer.write(f"{lines}\n".encode())
 
 
 def tell(line: str) -> None:
@@ -902,7 +892,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         text = document(argv)
     except RagError as error:
-        tell(f"rag.py: {error.stage}: {shortened(error.reason, 470)}")
+        tell(f"rag.py: {error.stage}: {shortened(str(error), 470)}")
         return 2 if error.stage in ("usage", "settings", "knowledge") else 1
     try:
         write(sys.stdout, text)
@@ -915,6 +905,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # a short run leaves no cycles worth the walks through the SDK's modules
     try:
         status = main()
     except KeyboardInterrupt:

@@ -46,15 +46,27 @@ def run_rag(
     """rag.main(argv) with nothing but `environ` in the environment, its two streams captured."""
     # A folder without certificates: reading the real ones takes longer than the rest of a run.
     environ = {"SSL_CERT_DIR": str(ROOT), **environ}
-    out, err = stream(io.BytesIO()), stream(io.BytesIO())
+    out, err = stream(captured()), stream(captured())
     with mock.patch.dict(os.environ, environ, clear=True):
         with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err):
             try:
                 status = rag.main(argv)
             except SystemExit as end:  # how argparse ends after --help
                 status = end.code if isinstance(end.code, int) else 0
-                out.flush()
-    return Result(status, *(each.buffer.getvalue().decode() for each in (out, err)))  # type: ignore[attr-defined]
+    return Result(status, *map(content, (out, err)))
+
+
+def captured() -> Any:
+    """A file for a stream: rag.py writes to its descriptor, whatever stands before it."""
+    return tempfile.TemporaryFile()
+
+
+def content(stream: Any) -> str:
+    """All that was written to a stream, which is closed then."""
+    with stream:
+        stream.flush()
+        stream.buffer.seek(0)
+        return str(stream.buffer.read(), "utf-8")
 
 
 class RagTestCase(unittest.TestCase):

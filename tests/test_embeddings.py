@@ -37,7 +37,7 @@ class TestCheckEmbeddings(unittest.TestCase):
             self.assertEqual(found, [array("f", [1.0]), array("f", [-1.0])])
         with self.assertRaises(rag.RagError) as caught:
             rag.check_embeddings(reply(row(0, 1.0), {"embedding": [1.0]}), 2, "float")
-        self.assertEqual(caught.exception.reason, "data[1] has the index 0, for the second time")
+        self.assertEqual(str(caught.exception), "data[1] has the index 0, for the second time")
 
     def test_a_vector_of_length_1_within_a_millionth_is_left_as_it_is(self) -> None:
         near, far = 1 + 0.9e-6, 1 + 2e-6
@@ -59,7 +59,7 @@ class TestCheckEmbeddings(unittest.TestCase):
         rag.check_embeddings(reply(row(0, 1.0, 0.0)), 1, "float", 2)
         with self.assertRaises(rag.RagError) as caught:
             rag.check_embeddings(reply(row(0, 1.0)), 1, "float", 2)
-        self.assertEqual(caught.exception.reason, "data[0] has 1 numbers, others 2")
+        self.assertEqual(str(caught.exception), "data[0] has 1 numbers, others 2")
 
     def test_replies_that_are_refused(self) -> None:
         good = row(0, 1.0, 0.0)
@@ -154,7 +154,7 @@ class TestCheckEmbeddings(unittest.TestCase):
         ):
             with self.subTest(expected=expected), self.assertRaises(rag.RagError) as caught:
                 rag.check_embeddings(replied, 2, encoding)
-            self.assertEqual(caught.exception.reason, expected)
+            self.assertEqual(str(caught.exception), expected)
 
 
 RECORDS = [{"id": f"r{i}", "text": f"Shelf {i} holds the volume {i * i}."} for i in range(7)]

@@ -18,7 +18,7 @@ class TestStrictJson(unittest.TestCase):
             '{"": {"a": [1, 2.5, -3e-5, true, null, "\\u00e9\\ud83d\\ude00"]}}',
             "1e308",
             "1e-999",
-            "9" * 4299,
+            "9" * 640,
             "[" * 101 + "]" * 101,
             " \r\n\t[0.5,0.25]\n",
         ):
@@ -34,7 +34,7 @@ class TestStrictJson(unittest.TestCase):
             ("[[-Infinity]]", "NaN, Infinity or a number too large"),
             ('{"a": 1e999}', "NaN, Infinity or a number too large"),
             ("[0.5, -1e999]", "NaN, Infinity or a number too large"),
-            ("9" * 5000, "NaN, Infinity or a number too large"),
+            ("9" * 641, "NaN, Infinity or a number too large"),
             ('"\\ud83d"', "half of a surrogate pair"),
             ('{"\\ude00": 1}', "half of a surrogate pair"),
             ("[" * 102 + "]" * 102, "nesting more than 100 deep"),
@@ -54,7 +54,7 @@ class TestStrictJson(unittest.TestCase):
         ):
             with self.subTest(text=text[:40]), self.assertRaises(rag.RagError) as caught:
                 rag.strict_json(text, "here")
-            self.assertEqual(caught.exception.reason, f"here: {expected}")
+            self.assertEqual(str(caught.exception), f"here: {expected}")
 
     @unittest.skipUnless(hasattr(sys, "set_int_max_str_digits"), "this Python reads any number")
     def test_a_number_with_more_digits_than_python_is_told_to_read_is_refused(self) -> None:
@@ -64,7 +64,7 @@ class TestStrictJson(unittest.TestCase):
         with self.assertRaises(rag.RagError) as caught:
             rag.strict_json("9" * 641, "here")
         reason = "here: NaN, Infinity or a number too large"
-        self.assertEqual(caught.exception.reason, reason)
+        self.assertEqual(str(caught.exception), reason)
 
     def test_a_value_is_named_by_its_kind_and_never_by_its_text(self) -> None:
         for value, expected in (

@@ -22,7 +22,7 @@ class KnowledgeTestCase(RagTestCase):
         """Why a file is refused, without its folder."""
         with self.assertRaises(rag.RagError) as caught:
             self.read(name, content)
-        return caught.exception.reason.replace(f"{self.folder}/", "")
+        return str(caught.exception).replace(f"{self.folder}/", "")
 
 
 class TestFiles(KnowledgeTestCase):
@@ -68,7 +68,7 @@ class TestFiles(KnowledgeTestCase):
                 "k.jsonl: not JSON: Expecting property name enclosed in "
                 "double quotes (line 2, column 2)",
             ),
-            ("k.json", b'[\n{"id": "\xff"}]', "k.json, line 2: not UTF-8; save the file as UTF-8"),
+            ("k.json", b'[\n{"id": "\xff"}]', "k.json: not UTF-8 (line 2)"),
             ("k.json", deep, "k.json: nesting too deep to read (line 1)"),
             ("k.jsonl", f"{good}\n{deep}", "k.jsonl: nesting too deep to read (line 2)"),
         ):
@@ -82,7 +82,7 @@ class TestFiles(KnowledgeTestCase):
         ):
             with self.subTest(path=path), self.assertRaises(rag.RagError) as caught:
                 rag.read_knowledge(str(path))
-            self.assertIn(f": {why} (see --knowledge)", caught.exception.reason)
+            self.assertIn(f": {why} (see --knowledge)", str(caught.exception))
 
 
 class TestRecords(KnowledgeTestCase):
@@ -119,7 +119,7 @@ class TestRecords(KnowledgeTestCase):
                     f'{{"id": "b", "text": "t", "x": {number}}}',
                     'k.json, record 2 (id "b"): NaN, Infinity or a number too large',
                 )
-                for number in ("NaN", "-Infinity", "1e999", "[0.5, 1e999]", "9" * 5000)
+                for number in ("NaN", "-Infinity", "1e999", "[0.5, 1e999]", "9" * 641)
             ),
             (
                 '{"id": "b", "text": "\\ud83d"}',
@@ -203,7 +203,7 @@ class TestWhere(unittest.TestCase):
         ):
             with self.subTest(conditions=conditions), self.assertRaises(rag.RagError) as caught:
                 rag.matching(self.RECORDS, list(map(rag.condition, conditions)))
-            self.assertEqual(caught.exception.reason, expected)
+            self.assertEqual(str(caught.exception), expected)
 
 
 class TestKnowledgeStage(RagTestCase):

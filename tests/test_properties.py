@@ -141,7 +141,7 @@ class TestChecks(unittest.TestCase):
                 try:
                     value = check(random.Random(seed))
                 except rag.RagError as error:
-                    self.assertTrue(error.reason.isprintable(), error.reason)
+                    self.assertTrue(str(error).isprintable(), str(error))
                     refused += 1
                 else:
                     self.assertTrue(holds(value), value)

@@ -71,7 +71,7 @@ class TestCheckRerank(unittest.TestCase):
         ):
             with self.subTest(expected=expected), self.assertRaises(rag.RagError) as caught:
                 rag.check_rerank(reply, 3)
-            self.assertEqual(caught.exception.reason, expected)
+            self.assertEqual(str(caught.exception), expected)
 
 
 RECORDS = [

@@ -21,7 +21,7 @@ class TestReadSettings(unittest.TestCase):
     def reason(self, **changes: str) -> str:
         with self.assertRaises(rag.RagError) as caught:
             rag.read_settings({**GOOD, **changes})
-        return caught.exception.reason
+        return str(caught.exception)
 
     def test_the_four_required_variables_are_enough_and_the_others_have_their_defaults(
         self,
@@ -42,7 +42,7 @@ class TestReadSettings(unittest.TestCase):
         with self.assertRaises(rag.RagError) as caught:
             rag.read_settings({"API_KEY": "   ", "API_MODEL": "m"})
         self.assertEqual(
-            caught.exception.reason,
+            str(caught.exception),
             "not set: API_BASE_URL, API_KEY, API_EMBEDDING_MODEL (see --help); "
             "`python -m mock_server run -- python rag.py` runs without an account",
         )
