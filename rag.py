@@ -774,7 +774,7 @@ def quoted(text: str, run: Run) -> str:
     for spelled in map(letters, (shown, unescaped, urllib.parse.unquote(shown))):
         windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
         if any(window in everything for window in windows) or any(
-            line in spelled for line in lines if len(line) > 2
+            line in spelled for line in lines if len(line.encode()) > 5
         ):
             return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
