@@ -212,6 +212,15 @@ def scaled(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "embedding": [round(factor * part) for part in as_numbers(row)["embedding"]]}
 
 
+def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Vectors in a plane: that of the first input, a question, along one axis, the others' not."""
+    vectors = [[0.0, 1.0] if row["index"] else [1.0, 0.0] for row in good["data"]]
+    return {
+        **good,
+        "data": [{**row, "embedding": vector} for row, vector in zip(good["data"], vectors)],
+    }
+
+
 def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with numbers, if its vector is base64."""
     vector = row["embedding"]
@@ -314,6 +323,8 @@ TABLE = (
         top(usage=ABSENT, model=ABSENT, object=ABSENT)),
     legal("embeddings-limit-10", EMBEDDINGS, "status 400 for more than 10 inputs in a request",
         at_most_10, settings={"API_EMBEDDING_BATCH": "10"}, expected=EITHER),
+    legal("embeddings-nothing-near", EMBEDDINGS, "passages at right angles to the question",
+        at_right_angles, expected=ABSTAINS, settings={"RAG_MIN_SIMILARITY": "0.5"}),
     legal("rerank-data", RERANK, "the rows in `data`",
         lambda good, request: {"object": "list", "data": good["results"]}),
     legal("rerank-bare-list", RERANK, "a bare list of rows with `score`",

@@ -27,7 +27,11 @@ class TestScenarios(RagTestCase):
             return
         self.assertEqual((result.status, result.stderr), (0, ""))
         if scenario.expected == ABSTAINS:
-            reasons = {"rerank": "reranker_kept_nothing", "answer": "sources_do_not_answer"}
+            reasons = {
+                "embeddings": "below_min_similarity",
+                "rerank": "reranker_kept_nothing",
+                "answer": "sources_do_not_answer",
+            }
             expected: Any = {"answer": None, "sources": [], "reason": reasons[scenario.stage]}
             self.assertEqual(result.document, expected)
         else:
