@@ -11,6 +11,8 @@ import urllib.parse
 from typing import Any
 from unittest import mock
 
+import openai
+
 import rag
 from mock_server.scenarios import ANSWERS, CHAT, EMBEDDINGS, REFUSES, Reply, Scenario
 from mock_server.server import KEY
@@ -254,7 +256,10 @@ class TestCost(RagTestCase):
     def test_the_clients_are_closed_whatever_happens(self) -> None:
         server = self.serve()
         for scenario in ("plain", "http-503"):
-            with mock.patch("openai.OpenAI.close", autospec=True) as close:
+            really = openai.OpenAI.close
+            with mock.patch.object(
+                openai.OpenAI, "close", autospec=True, side_effect=really
+            ) as close:
                 run_rag(environ=server.environment(scenario))
             self.assertTrue(close.called)
 
