@@ -34,6 +34,7 @@ import codecs
 import contextlib
 import gc
 import heapq
+import html
 import http.cookiejar
 import inspect
 import json
@@ -86,9 +87,11 @@ def stage(name: str) -> Iterator[None]:
 # ---- 1 settings: environment variables -> one frozen object --------------------------------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-HOST = r"([\w-]{1,63}(\.[\w-]{1,63})*\.?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
+HOST = r"([\w-]{1,63}(\.[\w-]{1,63})*\.?|\[[0-9a-fA-F:.]+\])"
+# A port beyond 65,535 would not fail: its remainder is a port of this host, perhaps another server.
+PORT = r"(:(0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])))?"
 ADDRESS = "an http(s) address with a host, and without user, password, query or fragment"
-URL = (rf"(?i:https?)://{HOST}(/[^\s?#@\\]*)?", ADDRESS)
+URL = (rf"(?i:https?)://{HOST}{PORT}(/[^\s?#@\\]*)?", ADDRESS)
 KEY = (r"[!-~]+", "printable ASCII without white space (a server without keys takes any word)")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
@@ -110,7 +113,7 @@ class Settings:
     key: str = setting("API_KEY", KEY, "its key")
     model: str = setting("API_MODEL", NAME, "chat model")
     embedding_model: str = setting("API_EMBEDDING_MODEL", NAME, "embedding model")
-    rerank_model: str = setting("API_RERANK_MODEL", NAME, "rerank model; none: no reranking", "")
+    rerank_model: str = setting("API_RERANK_MODEL", NAME, "rerank model; unset: no reranking", "")
     embedding_base_url: str = setting("API_EMBEDDING_BASE_URL", URL, "own server of embeddings", "")
     embedding_key: str = setting("API_EMBEDDING_KEY", KEY, "its key: set both or neither", "")
     rerank_base_url: str = setting("API_RERANK_BASE_URL", URL, "own server of the reranker", "")
@@ -418,8 +421,8 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
     except Exception as error:  # what the SDK lets through: an unknown charset, a date that is none
         raise RagError(f"{url} sent what the SDK cannot read ({type(error).__name__})") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
-    html = f"{url} answered with HTML; {look} (most end in /v1)"
-    require(not data.lstrip().startswith(b"<"), html)
+    page = f"{url} answered with HTML; {look} (most end in /v1)"
+    require(not data.lstrip().startswith(b"<"), page)
     reply = strict_json(data, url)
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
         raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
@@ -656,7 +659,8 @@ def check_completion(reply: Any) -> str:
     require(single, f"`choices` is {describe(choices)}, not a list of exactly one object")
     # Looked at before the text, because text that was cut off can be valid JSON.
     reason = choices[0].get("finish_reason")
-    shown = f'"{shortened(reason, 20)}"' if isinstance(reason, str) else describe(reason)
+    word = isinstance(reason, str) and re.fullmatch(r"[A-Za-z_]{1,20}", reason)
+    shown = f'"{reason}"' if word else describe(reason)
     advice = "; it was cut off: allow more tokens in API_CHAT_OPTIONS" if reason == "length" else ""
     require(reason == "stop", f'finish_reason is {shown}, not "stop"{advice}')
     message = choices[0].get("message")
@@ -761,22 +765,29 @@ def letters(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.casefold())
 
 
-def quoted(text: str, run: Run) -> str:
-    """What a server wrote, in quotes: printable, without a key, at most 200 characters.
+def undone(text: str) -> str:
+    """`text` without the escapes and tags of URLs, HTML and JSON in which it may be repeated."""
+    text = re.sub(r"<[^>]*>|\\[nrt]", " ", html.unescape(urllib.parse.unquote(text)))
+    escape = r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})"
+    return re.sub(escape, lambda match: chr(int(match[1] or match[2], 16)), text)
 
-    Nothing is shown that repeats a line of the question or a passage, or 16 letters in a row."""
-    if any(key in blotted(text) for key in our_keys()):
-        return "(not shown: it holds the key)"
+
+def quoted(text: str, run: Run) -> str:
+    """What a server wrote, in quotes: printable, at most 200 characters, and nothing private.
+
+    That is the keys, every line of the question and the passages, and 16 letters of them in a row,
+    in whatever case and with whatever between them."""
     shown = shortened(" ".join(blotted(text)[:2000].split()), 200)
-    unescaped = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), shown)
+    spelled = f"{letters(shown)} {letters(undone(shown))}"
+    if any((letters(key) or key) in f"{spelled} {shown}" for key in our_keys()):
+        return "(not shown: it holds the key)"
     lines = {letters(line) for private in run.owners for line in private.splitlines()}
     everything = letters("\n".join(run.owners))
-    for spelled in map(letters, (shown, unescaped, urllib.parse.unquote(shown))):
-        windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
-        if any(window in everything for window in windows) or any(
-            line in spelled for line in lines if len(line.encode()) > 5
-        ):
-            return "(not shown: it repeats the question or a record)"
+    windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
+    if any(window in everything for window in windows) or any(
+        line in spelled for line in lines if len(line.encode()) > 5
+    ):
+        return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
 
 

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: of the command that was run; 2 for a usage error."""
     options = parser().parse_args(argv)
     if options.action == "scenarios":
-        print(listing())
+        print(listing(), flush=True)
         return 0
     if options.action == "run":
         return run(options.command, options.scenario, not options.no_rerank)
@@ -138,3 +138,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:  # one more, while the first is being obeyed
         sys.exit(130)
+    except BrokenPipeError:  # the reader of the listing has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

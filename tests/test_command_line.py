@@ -207,7 +207,12 @@ class TestProcess(RagTestCase):
         server = self.serve()
         environ = self.environment(server.environment("silence"))
         process = subprocess.Popen(
-            command(), env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command(),
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A shell's background jobs, and what they start, ignore the signal.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         with process:
             while not server.journal.entries and process.poll() is None:

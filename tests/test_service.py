@@ -80,6 +80,9 @@ class TestMessages(RagTestCase):
             TEXT.upper(),
             TEXT.replace(" ", '\\" '),
             urllib.parse.quote(TEXT),
+            "".join(f"&#{ord(char)};" for char in TEXT),
+            TEXT.replace(" ", "<br>"),
+            "".join(f"\\x{ord(char):02x}" for char in TEXT),
             "Closed days",
             "自行车",
             json.dumps("自行车可以停在北门旁边的车棚里，最多停放六个小时。"),
@@ -89,6 +92,18 @@ class TestMessages(RagTestCase):
                 self.assertIn("it said (not shown: it repeats the question or a record)", line)
                 self.assertNotIn("cannot read", line)
         self.assertIn(TEXT[5:20], self.said({"error": {"message": TEXT[5:20]}}, 400))
+
+    def test_a_key_in_another_spelling_is_not_shown(self) -> None:
+        for spelling in (
+            KEY.upper(),
+            urllib.parse.quote(KEY).replace("m", "%6D"),
+            KEY.replace("-", "&#45;"),
+            "".join(f"\\u{ord(char):04x}" for char in KEY),
+            KEY.replace("-", " -\n"),
+        ):
+            with self.subTest(spelling=spelling):
+                line = self.said({"error": {"message": f"bad key {spelling}"}}, 401)
+                self.assertIn("it said (not shown: it holds the key)", line)
 
     def test_what_the_sdk_itself_cannot_read_is_one_line(self) -> None:
         for headers in (

@@ -57,6 +57,8 @@ class TestReadSettings(unittest.TestCase):
             ),
             ("API_BASE_URL", "http://[::1]:8080/v1/", "base_url", "http://[::1]:8080/v1/"),
             ("API_BASE_URL", "http://bücher.example", "base_url", "http://bücher.example"),
+            ("API_BASE_URL", "http://a:65535/v1", "base_url", "http://a:65535/v1"),
+            ("API_BASE_URL", "http://a:080/v1", "base_url", "http://a:080/v1"),
             ("API_KEY", "sk-~!x", "key", "sk-~!x"),
             ("API_MODEL", "org/model name:7b", "model", "org/model name:7b"),
             ("API_RERANK_MODEL", "  ", "rerank_model", ""),
@@ -145,6 +147,9 @@ BAD_ADDRESSES = (
     "http://[::1/v1",
     "http://a]/v1",
     "https://:443/v1",
+    "http://127.0.0.1:65536/v1",
+    "http://127.0.0.1:98927/v1",
+    "http://127.0.0.1:0/v1",
     "http://a..b/v1",
     f"http://{'a' * 64}.example/v1",
 )
