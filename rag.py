@@ -22,8 +22,8 @@ two. A CANDIDATE is a record that retrieval kept, a SOURCE a candidate sent to t
 CITATION a source id that the model returned. An ABSTENTION is a null answer without sources.
 
 What a server sends is a stranger's word: every `check_` function returns plain data that keeps the
-rules, or raises. A rule that breaks ends the run (only a rejected answer may be asked for again):
-one line on stderr, nothing on stdout, no further request.
+rules, or raises. A rule that breaks ends the run: one line on stderr, nothing on stdout, no further
+request (but those that API_RETRIES and RAG_ATTEMPTS allow).
 """
 
 from __future__ import annotations
@@ -204,25 +204,28 @@ def read_knowledge(path: str) -> list[Record]:
     require(entries, f"{file} holds no record")
     places: dict[str, str] = {}
     for place, entry in entries:
-        name = check_record(entry, place)["id"]
-        if name in places:
-            raise RagError(f'{place}: the id "{shortened(name, 100)}" is taken by {places[name]}')
+        try:
+            name = check_record(entry)["id"]
+            require(name not in places, f"this id is taken by {places.get(name)}")
+        except RagError as error:
+            known = isinstance(entry, dict) and isinstance(entry.get("id"), str)
+            shown = f' (id "{shortened(entry["id"], 100)}")' if known else ""
+            raise RagError(f"{place}{shown}: {error}") from None
         places[name] = place
     return [entry for _, entry in entries]
 
 
-def check_record(entry: Any, place: str) -> Record:
-    """The entry. Raises RagError with its place, its id and the rule that it breaks."""
-    require(isinstance(entry, dict), f"{place}: {describe(entry)}, not an object")
-    if isinstance(entry.get("id"), str):
-        place += f' (id "{shortened(entry["id"], 100)}")'
-    plain(entry, place)
+def check_record(entry: Any) -> Record:
+    """The entry, if it is a record. Raises RagError with the rule that it breaks."""
+    require(isinstance(entry, dict), f"{describe(entry)}, not an object")
+    plain(entry)
     for name in ("id", "text", *(["title"] if "title" in entry else [])):
-        shown = describe(entry[name]) if name in entry else "missing"
-        require(isinstance(entry.get(name), str), f"{place}: {name} is {shown}, not a string")
-        require(entry[name].strip(), f"{place}: {name} is blank")
+        value = entry.get(name)
+        shown = describe(value) if name in entry else "missing"
+        require(isinstance(value, str), f"{name} is {shown}, not a string")
+        require(value.strip(), f"{name} is blank")
     fault = re.search(r"^\s|\s$|[\x00-\x1f\x7f-\x9f]", entry["id"])
-    require(not fault, f"{place}: the id has white space around it, or a control character")
+    require(not fault, "the id has white space around it, or a control character")
     return dict(entry)
 
 
@@ -258,7 +261,11 @@ def passage(record: Record) -> str:
 
 def strict_json(text: bytes | str, place: str) -> Any:
     """What JSON text says. Raises RagError with the place where two readers could differ."""
-    return plain(loads(text, place), place)
+    value = loads(text, place)
+    try:
+        return plain(value)
+    except RagError as error:
+        raise RagError(f"{place}: {error}") from None
 
 
 def loads(text: bytes | str, place: str, line: int = 1) -> Any:
@@ -287,23 +294,23 @@ def members(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
     return last if len(last) == len(pairs) else {None: None, **last}
 
 
-def plain(value: Any, place: str, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """`value` itself. Raises RagError for what not every JSON reader reads, or reads the same."""
-    require(depth <= 100, f"{place}: nesting more than 100 deep")
+    require(depth <= 100, "nesting more than 100 deep")
     inside: Sequence[Any] = ()
-    if isinstance(value, list) and set(map(type, value)) == {float}:  # a vector, at the speed of C
-        require(all(map(math.isfinite, value)), f"{place}: NaN, Infinity or a number too large")
+    if isinstance(value, str):
+        require(encodable(value), "half of a surrogate pair")
+    elif isinstance(value, float):
+        require(math.isfinite(value), "NaN, Infinity or a number too large")
+    elif isinstance(value, dict):
+        require(None not in value, "a repeated key")
+        inside = (*value, *value.values())
+    elif isinstance(value, list) and set(map(type, value)) == {float}:  # a vector, at C's speed
+        require(all(map(math.isfinite, value)), "NaN, Infinity or a number too large")
     elif isinstance(value, list):
         inside = value
-    elif isinstance(value, dict):
-        require(None not in value, f"{place}: a repeated key")
-        inside = (*value, *value.values())
-    elif isinstance(value, float):
-        require(math.isfinite(value), f"{place}: NaN, Infinity or a number too large")
-    elif isinstance(value, str):
-        require(encodable(value), f"{place}: half of a surrogate pair")
     for item in inside:
-        plain(item, place, depth + 1)
+        plain(item, depth + 1)
     return value
 
 

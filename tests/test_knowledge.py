@@ -107,7 +107,7 @@ class TestRecords(KnowledgeTestCase):
             ('{"id": "b", "text": "t", "title": ""}', 'k.json, record 2 (id "b"): title is blank'),
             (
                 '{"id": "a", "text": "t"}',
-                'k.json, record 2: the id "a" is taken by k.json, record 1',
+                'k.json, record 2 (id "a"): this id is taken by k.json, record 1',
             ),
             ('{"id": "b", "text": "t", "text": "u"}', 'k.json, record 2 (id "b"): a repeated key'),
             (
