@@ -95,6 +95,7 @@ URL = (rf"(?i:https?)://{HOST}{PORT}(/[^\s?#@\\]*)?", ADDRESS)
 KEY = (r"[!-~]+", "printable ASCII without white space (a server without keys takes any word)")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
+OBJECT = (r"(?s)\{.*", 'a JSON object, such as {"temperature": 0}')
 ENCODING = ("float|base64", "float or base64")
 OUR_CHAT_OPTIONS = {"model", "messages", "n", "stream", "tools", "functions", "response_format"}
 FORMAT = ("none|json_object|json_schema", "none, json_object or json_schema")
@@ -122,14 +123,14 @@ class Settings:
     retries: int = setting("API_RETRIES", (0, 10), "how often the SDK asks again", 0)
     batch: int = setting("API_EMBEDDING_BATCH", (1, 2048), "inputs in one embedding request", 32)
     encoding: str = setting("API_EMBEDDING_ENCODING", ENCODING, "how vectors are sent", "float")
-    response_format: str = setting("API_RESPONSE_FORMAT", FORMAT, "form of the reply", "none")
-    chat_options: str = setting("API_CHAT_OPTIONS", TEXT, "JSON object for chat requests", "{}")
+    response_format: str = setting("API_RESPONSE_FORMAT", FORMAT, "form asked for", "none")
+    chat_options: str = setting("API_CHAT_OPTIONS", OBJECT, "added to chat requests", "{}")
     query_prefix: str = setting("API_QUERY_PREFIX", TEXT, "before an embedded question", "")
     document_prefix: str = setting("API_DOCUMENT_PREFIX", TEXT, "before an embedded passage", "")
     knowledge: str = setting("RAG_KNOWLEDGE", TEXT, "the knowledge file", str(SAMPLE_KNOWLEDGE))
     candidates: int = setting("RAG_CANDIDATES", (1, 1000), "records kept for the reranker", 20)
     sources: int = setting("RAG_SOURCES", (1, 100), "sources sent to the chat model", 3)
-    min_similarity: float = setting("RAG_MIN_SIMILARITY", (-1.0, 1.0), "less is dropped", -1.0)
+    min_similarity: float = setting("RAG_MIN_SIMILARITY", (-1.0, 1.0), "similarity to keep", -1.0)
     attempts: int = setting("RAG_ATTEMPTS", (1, 10), "answers asked for, at most", 1)
 
 
@@ -153,7 +154,6 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     pair = bool(settings.rerank_base_url) == bool(settings.rerank_key)
     require(pair, both.format("API_RERANK"))
     options = strict_json(settings.chat_options, "API_CHAT_OPTIONS")
-    require(isinstance(options, dict), f"API_CHAT_OPTIONS is {describe(options)}, not an object")
     taken = OUR_CHAT_OPTIONS & set(options)
     require(not taken, f"API_CHAT_OPTIONS may not hold {', '.join(sorted(taken))}")
     return settings
@@ -893,8 +893,8 @@ def document(argv: Sequence[str] | None) -> str:
     explain = (lambda line: tell(blotted(line))) if options.explain else lambda line: None
     indent = 2 if sys.stdout and sys.stdout.isatty() else None
     try:
-        published = answer(question, records, Run(settings, endpoints, owners, explain))
-        return json.dumps(published, ensure_ascii=False, indent=indent)
+        result = answer(question, records, Run(settings, endpoints, owners, explain))
+        return json.dumps(result, ensure_ascii=False, indent=indent)
     finally:
         for endpoint in endpoints.values():
             endpoint.client.close()

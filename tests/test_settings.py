@@ -110,9 +110,10 @@ class TestReadSettings(unittest.TestCase):
                 self.assertEqual(self.reason(**{variable: text}), f"{variable} must be {allowed}")
 
     def test_chat_options_are_an_object_that_sets_nothing_of_ours(self) -> None:
-        self.assertEqual(
-            self.reason(API_CHAT_OPTIONS="[1]"), f"{OPTIONS} is a list of 1, not an object"
-        )
+        form = 'a JSON object, such as {"temperature": 0}'
+        for text in ("[1]", "temperature=0"):
+            expected = f'{OPTIONS} must be {form}; found "{text}"'
+            self.assertEqual(self.reason(API_CHAT_OPTIONS=text), expected)
         self.assertEqual(
             self.reason(API_CHAT_OPTIONS='{"n": 2, "model": "x", "top_p": 1}'),
             f"{OPTIONS} may not hold model, n",
@@ -120,7 +121,7 @@ class TestReadSettings(unittest.TestCase):
         self.assertEqual(
             self.reason(API_CHAT_OPTIONS='{"a": 1, "a": 2}'), f"{OPTIONS}: a repeated key"
         )
-        self.assertIn(f"{OPTIONS}: not JSON", self.reason(API_CHAT_OPTIONS="temperature=0"))
+        self.assertIn(f"{OPTIONS}: not JSON", self.reason(API_CHAT_OPTIONS="{temperature: 0}"))
 
     def test_a_second_server_needs_both_its_address_and_its_key(self) -> None:
         for name in ("API_EMBEDDING", "API_RERANK"):
