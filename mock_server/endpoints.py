@@ -53,7 +53,7 @@ def check(path: str, request: Any) -> None:
 
 
 def check_embeddings(request: Mapping[str, Any]) -> None:
-    inputs = [request["input"]] if isinstance(request["input"], str) else request["input"]
+    inputs = models.inputs_of(request)
     if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
         raise Refused(400, "'input' must be a string or a list of strings (no token ids)", "input")
     if not inputs or not all(text.strip() for text in inputs):

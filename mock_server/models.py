@@ -17,6 +17,7 @@ from typing import Any
 
 CHAT_MODEL, EMBEDDING_MODEL, RERANK_MODEL = "mock-chat", "mock-embedding", "mock-rerank"
 DIMENSIONS = 256
+KEY = "mock-key-for-tests"
 CREATED = 1_700_000_000  # a fixed time, in seconds, so that equal requests get equal replies
 
 # Words that nearly every English sentence has: sharing them does not make two texts alike.
@@ -75,9 +76,8 @@ def vector(text: str) -> list[float]:
     none have a cosine of about 0.
     """
     sums = [0.0] * DIMENSIONS
-    for word, count in Counter(
-        stems(text) or [text]
-    ).items():  # a text of common words only still has a vector
+    words = stems(text) or [text]  # a text of common words only still has a vector
+    for word, count in Counter(words).items():
         checksum = zlib.crc32(word.encode())
         sums[checksum % DIMENSIONS] += math.sqrt(count) * (1.0 if checksum >> 31 else -1.0)
     if not any(sums):  # two stems can take each other away
@@ -86,9 +86,14 @@ def vector(text: str) -> list[float]:
     return [part / norm for part in sums]
 
 
+def inputs_of(request: Mapping[str, Any]) -> Any:
+    """The inputs of an embedding request as a list: one may be sent without a list around it."""
+    return [request["input"]] if isinstance(request["input"], str) else request["input"]
+
+
 def embeddings(request: Mapping[str, Any]) -> dict[str, Any]:
     """One row an input, with the right index but not in the order of the inputs."""
-    inputs = [request["input"]] if isinstance(request["input"], str) else request["input"]
+    inputs = inputs_of(request)
     rows = []
     for index, text in enumerate(inputs):
         numbers: Any = vector(text)

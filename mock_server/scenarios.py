@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from mock_server.models import KEY, inputs_of
+
 EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
 ORDER = (EMBEDDINGS, RERANK, CHAT)
 STAGES = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}
@@ -201,7 +203,7 @@ def without_index_zero(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def at_most_10(good: Any, request: Mapping[str, Any]) -> Any:
-    if isinstance(request["input"], str) or len(request["input"]) <= 10:
+    if len(inputs_of(request)) <= 10:
         return good
     return status(400, "batch size is invalid, it should not be larger than 10")(good, request)
 
@@ -269,7 +271,7 @@ TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arg
 # Status, what the server says, what rag.py's message has in it, headers.
 STATUSES: tuple[tuple[int, str, str, Mapping[str, str]], ...] = (
     (400, "this input is not valid", "API_EMBEDDING_BATCH", {}),
-    (401, "Incorrect API key provided: mock-key-for-tests", "look at API_KEY", {}),
+    (401, f"Incorrect API key provided: {KEY}", "look at API_KEY", {}),
     (404, "the model does not exist", "/v1", {}),
     (413, "the request is too large", "API_EMBEDDING_BATCH", {}),
     (429, "too many requests", 'retry-after: "7"', {"Retry-After": "7"}),
@@ -323,8 +325,9 @@ TABLE = (
         top(usage=ABSENT, model=ABSENT, object=ABSENT)),
     legal("embeddings-limit-10", EMBEDDINGS, "status 400 for more than 10 inputs in a request",
         at_most_10, settings={"API_EMBEDDING_BATCH": "10"}, expected=EITHER),
-    legal("embeddings-nothing-near", EMBEDDINGS, "passages at right angles to the question",
-        at_right_angles, expected=ABSTAINS, settings={"RAG_MIN_SIMILARITY": "0.5"}),
+    legal("embeddings-nothing-near", EMBEDDINGS,
+        "passages at right angles to the question, to a client with a floor", at_right_angles,
+        expected=ABSTAINS, settings={"RAG_MIN_SIMILARITY": "0.5"}),
     legal("rerank-data", RERANK, "the rows in `data`",
         lambda good, request: {"object": "list", "data": good["results"]}),
     legal("rerank-bare-list", RERANK, "a bare list of rows with `score`",

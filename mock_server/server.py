@@ -25,7 +25,7 @@ from mock_server import endpoints, models
 from mock_server.endpoints import Refused, error_body
 from mock_server.scenarios import SCENARIOS, Reply, Scenario
 
-KEY = "mock-key-for-tests"
+KEY = models.KEY
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 256
 JOURNAL_ENTRIES, JOURNAL_BYTES = 1000, 64 * 2**20
