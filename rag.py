@@ -97,8 +97,9 @@ NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
 OBJECT = (r"(?s)\{.*", 'a JSON object, such as {"temperature": 0}')
 ENCODING = ("float|base64", "float or base64")
-OUR_CHAT_OPTIONS = {"model", "messages", "n", "stream", "tools", "functions", "response_format"}
 FORMAT = ("none|json_object|json_schema", "none, json_object or json_schema")
+# What API_CHAT_OPTIONS may not hold: rag.py sets it, or could not read the reply.
+OUR_CHAT_OPTIONS = {"model", "messages", "n", "stream", "tools", "functions", "response_format"}
 
 
 def setting(variable: str, form: Any, meaning: str, default: Any = MISSING) -> Any:
@@ -135,7 +136,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings in `environ`. Raises RagError: the first that is wrong, or all that miss."""
+    """The settings in `environ`. Raises RagError: the first that is wrong, or all missing."""
     values: dict[str, Any] = {}
     missing = []
     for each in fields(Settings):
@@ -205,7 +206,7 @@ def read_knowledge(path: str) -> list[Record]:
     places: dict[str, str] = {}
     for place, entry in entries:
         try:
-            name = check_record(entry)["id"]
+            name = check_record(entry)
             require(name not in places, f"this id is taken by {places.get(name)}")
         except RagError as error:
             known = isinstance(entry, dict) and isinstance(entry.get("id"), str)
@@ -215,8 +216,8 @@ def read_knowledge(path: str) -> list[Record]:
     return [entry for _, entry in entries]
 
 
-def check_record(entry: Any) -> Record:
-    """The entry, if it is a record. Raises RagError with the rule that it breaks."""
+def check_record(entry: Any) -> str:
+    """The id of an entry that is a record. Raises RagError with the rule that it breaks."""
     require(isinstance(entry, dict), f"{describe(entry)}, not an object")
     plain(entry)
     for name in ("id", "text", *(["title"] if "title" in entry else [])):
@@ -226,7 +227,7 @@ def check_record(entry: Any) -> Record:
         require(value.strip(), f"{name} is blank")
     fault = re.search(r"^\s|\s$|[\x00-\x1f\x7f-\x9f]", entry["id"])
     require(not fault, "the id has white space around it, or a control character")
-    return dict(entry)
+    return str(entry["id"])
 
 
 def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Sequence[Record]:
@@ -237,19 +238,24 @@ def matching(records: Sequence[Record], wanted: Sequence[tuple[str, str]]) -> Se
     for name, value in wanted:
         shown = f"--where {shortened(f'{name}={value}', 100)}"
         require(name in fields_there, f"{shown}: no record has that field")
-        records = [record for record in records if equals(record.get(name, MISSING), value)]
+        text = canonical(value)
+        records = [each for each in records if name in each and equals(each[name], value, text)]
         require(records, f"{shown} leaves no record")
     return records
 
 
-def equals(value: Any, wanted: str) -> bool:
-    """Whether `wanted` is the string `value`, or the JSON text of another value."""
-    if isinstance(value, str) or value is MISSING:
-        return bool(value == wanted)
-    with contextlib.suppress(RagError):  # through dumps(), because 1 == True
-        parsed = strict_json(wanted, "--where")
-        return json.dumps(value, sort_keys=True) == json.dumps(parsed, sort_keys=True)
-    return False
+def canonical(text: str) -> str:
+    """The one spelling that json.dumps() has for a JSON text; "" for what is none."""
+    with contextlib.suppress(RagError):
+        return json.dumps(strict_json(text, "--where"), sort_keys=True)
+    return ""
+
+
+def equals(value: Any, wanted: str, json_text: str) -> bool:
+    """Whether a value is the string `wanted` or, if it is no string, has this JSON text."""
+    if isinstance(value, str):
+        return value == wanted
+    return json.dumps(value, sort_keys=True) == json_text  # as text, because 1 == True
 
 
 def passage(record: Record) -> str:
@@ -453,8 +459,8 @@ def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, inputs: Sequen
     if inputs and status in (400, 413, 422, 500):
         longest = max(inputs, key=len)
         owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
-        parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; the longest")
-        parts[-1] += f' input, "{shortened(owner, 60)}", has {len(longest)} characters'
+        size = f'the longest input, "{shortened(owner, 60)}", has {len(longest)} characters'
+        parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; {size}")
     for name in ("location", "retry-after", "x-request-id"):
         parts.append(f"{name}: {quoted(headers[name], run)}" if name in headers else "")
     parts.append(f"it said {quoted(text, run)}" if text.strip() else "")
@@ -784,7 +790,7 @@ def quoted(text: str, run: Run) -> str:
 
     That is the keys, every line of the question and the passages, and 16 letters of them in a row,
     in whatever case and with whatever between them."""
-    shown = shortened(" ".join(blotted(text)[:2000].split()), 200)
+    shown = shortened(" ".join(text.split()), 200)
     spelled = f"{letters(shown)} {letters(undone(shown))}"
     if any((letters(key) or key) in f"{spelled} {shown}" for key in our_keys()):
         return "(not shown: it holds the key)"
@@ -824,8 +830,7 @@ class Arguments(argparse.ArgumentParser):
     """argparse, but a usage error is one line, like every other failure."""
 
     def error(self, message: str) -> NoReturn:
-        with stage("usage"):
-            raise RagError(f"{message} (put the question in quotes; --help tells more)")
+        raise RagError(f"{message} (put the question in quotes; --help tells more)")
 
 
 def condition(text: str) -> tuple[str, str]:
@@ -872,7 +877,8 @@ def tell(line: str) -> None:
 
 def document(argv: Sequence[str] | None) -> str:
     """The text for stdout. Raises RagError with the stage that failed."""
-    options = arguments().parse_args(argv)
+    with stage("usage"):
+        options = arguments().parse_args(argv)
     with stage("settings"):
         settings = read_settings(os.environ)
     path = settings.knowledge if options.knowledge is None else options.knowledge
