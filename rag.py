@@ -392,6 +392,8 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
         "/rerank": ("API_RERANK", settings.rerank_base_url, settings.rerank_key),
         "/chat/completions": ("API", settings.base_url, settings.key),
     }
+    if not settings.rerank_model:
+        del paths["/rerank"]  # no client for, and no warning of, a server that is not asked
     clients: dict[str, OpenAI] = {}
     endpoints = {}
     for path, own in paths.items():

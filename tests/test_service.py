@@ -270,6 +270,11 @@ class TestConnections(RagTestCase):
 
 
 class TestCost(RagTestCase):
+    def test_a_server_that_is_not_asked_gets_no_client_and_no_warning(self) -> None:
+        unused = {"API_RERANK_BASE_URL": "http://[:::1]/v1", "API_RERANK_KEY": "k"}
+        result = run_rag(environ={**self.serve().environment(rerank=False), **unused})
+        self.assertEqual((result.status, result.stderr), (0, ""))
+
     def test_the_clients_are_closed_whatever_happens(self) -> None:
         server = self.serve()
         for scenario in ("plain", "http-503"):
