@@ -1,20 +1,30 @@
-"""The command line: serve the mock, run a command against it, or list its scenarios."""
+"""The command line: serve the mock, run a command against it, check one, or list the scenarios."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from mock_server.scenarios import SCENARIOS, TABLE
+from mock_server.check import (
+    as_json,
+    check,
+    command_client,
+    explained,
+    row,
+    summary,
+    without_services,
+)
+from mock_server.contract import CONTRACT
+from mock_server.scenarios import SCENARIOS, TABLE, Scenario
 from mock_server.server import MockServer, printable
 
-LOOPBACK = "127.0.0.1,localhost,::1"
 DESCRIPTION = "A local mock of an OpenAI-compatible service: it tests requests, not answers."
 
 
@@ -26,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.action == "run":
         return run(options.command, options.scenario, not options.no_rerank)
+    if options.action == "check":
+        return check_command(
+            options.command, chosen(options.scenario, options.group), options.jobs, options.json
+        )
     return serve(options.port, options.shell)
 
 
@@ -53,6 +67,24 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--no-rerank", action="store_true", help="set no rerank model")
     command.add_argument("command", nargs="+", metavar="COMMAND", help="put -- before it")
+    judged = actions.add_parser(
+        "check",
+        help="judge whether a client keeps the contract",
+        description="Runs a command once for every scenario, and judges what it sends, what it "
+        "prints and how it ends. Exit status: 0 if nothing failed, 1 if something did.",
+        epilog=f"THE CONTRACT FOR CLIENTS\n\n{CONTRACT}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    groups = list(dict.fromkeys(scenario.group for scenario in TABLE))
+    judged.add_argument(
+        "--scenario", type=scenario_name, action="append", metavar="NAME", help="may be repeated"
+    )
+    judged.add_argument("--group", choices=groups, action="append", help="may be repeated")
+    judged.add_argument(
+        "--jobs", type=jobs, default=1, metavar="N", help="runs at the same time (default: 1)"
+    )
+    judged.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    judged.add_argument("command", nargs="+", metavar="COMMAND", help="put -- before it")
     actions.add_parser(
         "scenarios", help="list what the mock can serve, and what a correct client does"
     )
@@ -66,6 +98,12 @@ def scenario_name(text: str) -> str:
         reason = f"no scenario has this name; {hint}`python -m mock_server scenarios` lists them"
         raise argparse.ArgumentTypeError(reason)
     return text
+
+
+def jobs(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 64")
+    return int(text)
 
 
 def tell(line: str) -> None:
@@ -95,15 +133,10 @@ def run(command: Sequence[str], scenario: str, rerank: bool) -> int:
     with MockServer(0, tell) as server:
         rerank = rerank and SCENARIOS[scenario].rerank
         environ = {**without_services(os.environ), **server.environment(scenario, rerank)}
-        environ.update(NO_PROXY=LOOPBACK, no_proxy=LOOPBACK)
         try:
             process = subprocess.Popen(list(command), env=environ)
         except OSError as error:
-            print(
-                f"mock_server: cannot run {printable(command[0])}: {error.strerror}",
-                file=sys.stderr,
-            )
-            return 127
+            return not_started(command, error)
         while True:
             try:
                 status = process.wait()
@@ -113,21 +146,58 @@ def run(command: Sequence[str], scenario: str, rerank: bool) -> int:
     return status if status >= 0 else 128 - status
 
 
-def without_services(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what could send anything to a real service."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.upper().startswith(("API_", "OPENAI_")) and not name.upper().endswith("_PROXY")
-    }
+def not_started(command: Sequence[str], error: OSError) -> int:
+    reason = f"cannot run {printable(command[0])}: {error.strerror}"
+    print(f"mock_server: {reason}", file=sys.stderr)
+    return 127
+
+
+def chosen(names: Sequence[str] | None, groups: Sequence[str] | None) -> list[Scenario]:
+    """The scenarios of these names and groups, in the order of the table; all without any."""
+    everything = not names and not groups
+    return [
+        scenario
+        for scenario in TABLE
+        if everything or scenario.name in (names or ()) or scenario.group in (groups or ())
+    ]
+
+
+def check_command(
+    command: Sequence[str], scenarios: Sequence[Scenario], jobs: int, as_data: bool
+) -> int:
+    """1 if the command failed in a scenario, else 0. The table grows as the runs end."""
+    stop = threading.Event()
+    wide = widths(scenarios)
+    results = []
+    if not as_data:
+        print(f"{'SCENARIO':<{wide[0]}}  {'A CORRECT CLIENT':<{wide[1]}}  VERDICT", flush=True)
+    try:
+        for judged in check(command_client(command, stop), scenarios, jobs):
+            results.append(judged)
+            if not as_data:
+                print(row(judged, wide), flush=True)
+    except OSError as error:
+        return not_started(command, error)
+    finally:
+        stop.set()  # Ctrl-C: whatever still runs is killed
+    if as_data:
+        print(json.dumps(as_json(command, results), ensure_ascii=True, indent=2), flush=True)
+    else:
+        lines = ["", *explained(results), ""] if any(each.findings for each in results) else [""]
+        print("\n".join([*lines, summary(results)]), flush=True)
+    return 1 if any(each.verdict == "failed" for each in results) else 0
+
+
+def widths(scenarios: Sequence[Scenario]) -> tuple[int, int]:
+    """How wide the columns of names, and of what a correct client does, must be."""
+    names = [len(scenario.name) for scenario in scenarios]
+    ends = [len(scenario.does) for scenario in scenarios]
+    return max([8, *names]), max([16, *ends])
 
 
 def listing() -> str:
     """The table of scenarios, aligned."""
-    wide = (
-        max(len(scenario.name) for scenario in TABLE),
-        max(len(scenario.does) for scenario in TABLE),
-    )
+    wide = widths(TABLE)
     lines = [f"{'SCENARIO':<{wide[0]}}  {'A CORRECT CLIENT':<{wide[1]}}  SERVES"]
     lines += [f"{each.name:<{wide[0]}}  {each.does:<{wide[1]}}  {each.serves}" for each in TABLE]
     return "\n".join(lines)

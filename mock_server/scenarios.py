@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mock_server.models import KEY, inputs_of
+from mock_server.models import KEY, inputs_of, question_and_sources
 
 EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
 ORDER = (EMBEDDINGS, RERANK, CHAT)
 STAGES = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}
-ANSWERS, ABSTAINS, REFUSES, EITHER = "answers", "abstains", "refuses", "answers or refuses"
+ANSWERS, ABSTAINS, REFUSES = "answers", "abstains", "refuses"
+EITHER, MAY_ABSTAIN = "answers or refuses", "answers or abstains"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,12 @@ def unchanged(good: Any, request: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table. `words` is what rag.py's one line says; `settings` are for its run."""
+    """A row of the table. `words` is what rag.py's one line says; `settings` are for its run.
+
+    A client meets the scenario if a reply differs from the plain one: if its request `asks` for
+    that and, where the fault is a difference between two replies (`beside`), if another does not
+    differ. `told_from` is the wrong way of ranking that must lead to other sources.
+    """
 
     name: str
     group: str
@@ -64,6 +72,21 @@ class Scenario:
     words: str = ""
     rerank: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
+    asks: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
+    told_from: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """The row as data for other test suites."""
+        return {
+            "name": self.name,
+            "group": self.group,
+            "serves": self.serves,
+            "expected": self.expected,
+            "stage": self.stage,
+            "rerank": self.rerank,
+            "requests": self.requests,
+        }
 
     @property
     def stage(self) -> str:
@@ -123,6 +146,17 @@ def rows(edit: Callable[[list[Any]], Any]) -> Change:
 
 def last_row(**fields: Any) -> Change:
     return rows(lambda items: [*items[:-1], changed(items[-1], fields)])
+
+
+def last_index(edit: Callable[[int], Any]) -> Change:
+    return rows(lambda items: [*items[:-1], {**items[-1], "index": edit(items[-1]["index"])}])
+
+
+def true_for_1(items: list[Any]) -> list[Any]:
+    """Rows in which true stands for the index 1, or else for that of the last row."""
+    place = next((i for i, row in enumerate(items) if row["index"] == 1), -1)
+    items[place] = {**items[place], "index": True}
+    return items
 
 
 def every_row(edit: Callable[[dict[str, Any]], Any]) -> Change:
@@ -208,19 +242,43 @@ def at_most_10(good: Any, request: Mapping[str, Any]) -> Any:
     return status(400, "batch size is invalid, it should not be larger than 10")(good, request)
 
 
-def scaled(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with whole numbers in its vector, which is the longer the greater the index."""
-    factor = 1000 * (row["index"] + 1)
-    return {**row, "embedding": [round(factor * part) for part in as_numbers(row)["embedding"]]}
+def scaled(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers in all vectors, whose norms differ as if at random: by 1 to 97 times."""
+    inputs = inputs_of(request)
+    data = []
+    for row in good["data"]:
+        factor = 1000 * (1 + zlib.crc32(inputs[row["index"]].encode()) % 97)
+        numbers = [round(factor * part) for part in as_numbers(row)["embedding"]]
+        data.append({**row, "embedding": numbers})
+    return {**good, "data": data}
+
+
+def is_question(text: str) -> bool:
+    return text.rstrip().endswith(("?", "？"))
+
+
+def without_question(change: Change) -> Change:
+    """The change for requests in which no input is a question: for the later batches."""
+
+    def changed_later(good: Any, request: Mapping[str, Any]) -> Any:
+        return good if any(map(is_question, inputs_of(request))) else change(good, request)
+
+    return changed_later
+
+
+def shorter(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without the last number of its vector."""
+    return {**row, "embedding": as_numbers(row)["embedding"][:-1]}
 
 
 def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Vectors in a plane: that of the first input, a question, along one axis, the others' not."""
-    vectors = [[0.0, 1.0] if row["index"] else [1.0, 0.0] for row in good["data"]]
-    return {
-        **good,
-        "data": [{**row, "embedding": vector} for row, vector in zip(good["data"], vectors)],
-    }
+    """Vectors in a plane: texts that end with a question mark on one axis, others on the other."""
+    inputs = inputs_of(request)
+    data = []
+    for row in good["data"]:
+        asks = is_question(inputs[row["index"]])
+        data.append({**row, "embedding": [1.0, 0.0] if asks else [0.0, 1.0]})
+    return {**good, "data": data}
 
 
 def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,6 +304,37 @@ def in_parts(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     return message(content=[{"type": "text", "text": content}])(good, request)
 
 
+def cites_a_record_that_was_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An answer with the id of the first record of knowledge.json that is not among the sources."""
+    asked = question_and_sources(request["messages"]) or {}
+    sent = {source["id"] for source in asked["sources"]}
+    others = [record_id for record_id in RECORDS if record_id not in sent]
+    return says(answer="It is.", source_ids=[*others, UNSENT][:1])(good, request)
+
+
+def cites_a_title(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An answer with the title of the first source, or its text if it has none, for its id."""
+    asked = question_and_sources(request["messages"]) or {}
+    names = [source.get("title", source["text"]) for source in asked["sources"]]
+    return says(answer="It is.", source_ids=[*names, UNSENT][:1])(good, request)
+
+
+def invented(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """One row more, with the best score, for a document that was not sent."""
+    row = {
+        "index": len(request["documents"]),
+        "relevance_score": 1.0,
+        "document": {"text": "Mine."},
+    }
+    return {**good, "results": [row, *good["results"][:-1]]}
+
+
+def in_reasoning(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """No content; what would be right stands in a reasoning field."""
+    content = good["choices"][0]["message"]["content"]
+    return message(content="", reasoning_content=content)(good, request)
+
+
 def as_base64(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
@@ -261,10 +350,28 @@ def echoed(document: Any) -> Callable[[dict[str, Any]], Any]:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-UNSENT = "no-such-record"
-DEEP = "[" * 10_000 + "]" * 10_000
-BASE64 = {"API_EMBEDDING_ENCODING": "base64"}
 
+def knowledge() -> dict[str, Any]:
+    """{id: record} of knowledge.json beside this package; empty where it is missing or another."""
+    try:
+        text = (Path(__file__).resolve().parents[1] / "knowledge.json").read_text("utf-8-sig")
+        return {record["id"]: record for record in json.loads(text) if "text" in record}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+RECORDS = knowledge()
+UNSENT = "no-such-record"
+DRAFT = '{"answer": "A draft.", "source_ids": []}'
+DEEP = "[" * 10_000 + "]" * 10_000
+BASE64: dict[str, Any] = {
+    "settings": {"API_EMBEDDING_ENCODING": "base64"},
+    "asks": {"encoding_format": "base64"},
+}
+# Wrong ways of ranking, as findings name them.
+BY_POSITION = "by position, not by index"
+BY_PRODUCT = "by the dot product of vectors that are not scaled"
+BY_ROWS = "in the order of the rows"
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
 
@@ -274,6 +381,7 @@ STATUSES: tuple[tuple[int, str, str, Mapping[str, str]], ...] = (
     (401, f"Incorrect API key provided: {KEY}", "look at API_KEY", {}),
     (404, "the model does not exist", "/v1", {}),
     (413, "the request is too large", "API_EMBEDDING_BATCH", {}),
+    (421, "this connection serves another host", "answered 421", {}),
     (429, "too many requests", 'retry-after: "7"', {"Retry-After": "7"}),
     (500, "681 tokens do not fit", "API_EMBEDDING_BATCH", {}),
     (503, "no worker is free", "no worker is free", {}),
@@ -303,31 +411,33 @@ def http(code: int, said: str, words: str, headers: Mapping[str, str]) -> Scenar
 TABLE = (
     Scenario("plain", "plain", "faithful replies", ANSWERS),
     Scenario("plain-no-rerank", "plain", "faithful replies; no rerank model is set", ANSWERS,
-        rerank=False),
+        rerank=False, told_from=BY_POSITION),
     Scenario("plain-abstention", "plain", "a null answer with no ids", ABSTAINS, CHAT,
         says(answer=None, source_ids=[])),
     # What correct clients must take.
     legal("embeddings-in-order", EMBEDDINGS, "vectors in the order of the inputs",
-        rows(lambda items: sorted(items, key=lambda row: row["index"]))),
+        rows(lambda items: sorted(items, key=lambda row: row["index"])), rerank=False),
     legal("embeddings-reversed", EMBEDDINGS, "vectors in the reverse order, each with its index",
-        rows(lambda items: sorted(items, key=lambda row: -row["index"]))),
+        rows(lambda items: sorted(items, key=lambda row: -row["index"])), rerank=False,
+        told_from=BY_POSITION),
     legal("embeddings-index-zero-absent", EMBEDDINGS, "no index in the row whose index is 0",
-        every_row(without_index_zero)),
+        every_row(without_index_zero), rerank=False),
     legal("embeddings-index-zero-null", EMBEDDINGS, "index null in the row whose index is 0",
-        every_row(lambda row: {**row, "index": row["index"] or None})),
+        every_row(lambda row: {**row, "index": row["index"] or None}), rerank=False),
     legal("embeddings-not-scaled", EMBEDDINGS, "vectors of many lengths, in whole numbers",
-        every_row(scaled)),
+        scaled, rerank=False,
+        told_from=BY_PRODUCT),
     legal("embeddings-base64", EMBEDDINGS, "base64, to a client that asks for it", unchanged,
-        settings=BASE64),
+        **BASE64),
     legal("embeddings-numbers-for-base64", EMBEDDINGS, "numbers, to a client that asks for base64",
-        every_row(as_numbers), settings=BASE64),
+        every_row(as_numbers), **BASE64),
     legal("embeddings-no-usage", EMBEDDINGS, "no usage and no model name",
         top(usage=ABSENT, model=ABSENT, object=ABSENT)),
     legal("embeddings-limit-10", EMBEDDINGS, "status 400 for more than 10 inputs in a request",
         at_most_10, settings={"API_EMBEDDING_BATCH": "10"}, expected=EITHER),
     legal("embeddings-nothing-near", EMBEDDINGS,
-        "passages at right angles to the question, to a client with a floor", at_right_angles,
-        expected=ABSTAINS, settings={"RAG_MIN_SIMILARITY": "0.5"}),
+        "vectors at right angles to the question's; a client may have a floor", at_right_angles,
+        expected=MAY_ABSTAIN, settings={"RAG_MIN_SIMILARITY": "0.5"}),
     legal("rerank-data", RERANK, "the rows in `data`",
         lambda good, request: {"object": "list", "data": good["results"]}),
     legal("rerank-bare-list", RERANK, "a bare list of rows with `score`",
@@ -336,8 +446,10 @@ TABLE = (
         every_row(scored("score", float))),
     legal("rerank-logits", RERANK, "scores from -8 to 8",
         every_row(scored("relevance_score", lambda score: 16 * score - 8))),
-    legal("rerank-unsorted", RERANK, "rows in the order of the documents",
-        rows(lambda items: sorted(items, key=lambda row: row["index"]))),
+    legal("rerank-unsorted", RERANK, "rows in the reverse order, the best last",
+        rows(lambda items: items[::-1]), told_from=BY_ROWS),
+    legal("rerank-equal-scores", RERANK, "one score in all rows",
+        every_row(scored("relevance_score", lambda score: 0.5))),
     legal("rerank-all-rows", RERANK, "a row for every document, whatever top_n says", with_rest),
     legal("rerank-fewer-rows", RERANK, "one row only", rows(lambda items: items[:1])),
     legal("rerank-documents-echoed", RERANK, "another text as the document of each row",
@@ -370,9 +482,9 @@ TABLE = (
         every_row(lambda row: changed(row, {"index": ABSENT})), "the index 0, for the second time"),
     fault("embeddings-index-string", EMBEDDINGS, "an index in quotes",
         every_row(lambda row: {**row, "index": str(row["index"])}), "the index a string"),
-    fault("embeddings-index-float", EMBEDDINGS, "an index with a fraction", last_row(index=0.5),
-        "the index a number"),
-    fault("embeddings-index-boolean", EMBEDDINGS, "true as an index", last_row(index=True),
+    fault("embeddings-index-float", EMBEDDINGS, "an index with a fraction",
+        last_index(lambda index: index + 0.5), "the index a number"),
+    fault("embeddings-index-boolean", EMBEDDINGS, "true as an index", rows(true_for_1),
         "the index a bool"),
     fault("embeddings-index-negative", EMBEDDINGS, "the index -1", last_row(index=-1),
         "the index -1"),
@@ -410,9 +522,17 @@ TABLE = (
         last_vector(as_base64), "an embedding that is a string"),
     fault("embeddings-base64-broken", EMBEDDINGS,
         "text that is not base64, to a client that asks for base64",
-        last_row(embedding="not base64!"), "not base64 of float32", settings=BASE64),
+        last_row(embedding="not base64!"), "not base64 of float32", **BASE64),
     fault("embeddings-base64-cut", EMBEDDINGS, "base64 of a part of a number",
-        last_row(embedding="AAAAAAA="), "not base64 of float32", settings=BASE64),
+        last_row(embedding="AAAAAAA="), "not base64 of float32", **BASE64),
+    fault("embeddings-later-batch", EMBEDDINGS,
+        "an index beyond the inputs, in requests without the question",
+        without_question(last_row(index=4096)), "the index 4096",
+        settings={"API_EMBEDDING_BATCH": "8"}),
+    fault("embeddings-later-batch-shorter", EMBEDDINGS,
+        "vectors with one number less, in requests without the question",
+        without_question(every_row(shorter)), "has 255 numbers", beside=True,
+        settings={"API_EMBEDDING_BATCH": "8"}),
     fault("embeddings-repeated-key", EMBEDDINGS, "the key `data` twice",
         raw(lambda body: '{"data": [], ' + body[1:]), "a repeated key"),
     # Replies to /rerank that break the rules.
@@ -425,15 +545,17 @@ TABLE = (
     fault("rerank-row-null", RERANK, "null as a row", rows(lambda items: [None]),
         "is null, not an object"),
     fault("rerank-index-absent", RERANK, "no index", last_row(index=ABSENT), "the index null"),
-    fault("rerank-index-string", RERANK, "an index in quotes", last_row(index="0"),
+    fault("rerank-index-string", RERANK, "an index in quotes", last_index(str),
         "the index a string"),
-    fault("rerank-index-float", RERANK, "an index with a fraction", last_row(index=0.5),
-        "the index a number"),
-    fault("rerank-index-boolean", RERANK, "true as an index", last_row(index=True),
+    fault("rerank-index-float", RERANK, "an index with a fraction",
+        last_index(lambda index: index + 0.5), "the index a number"),
+    fault("rerank-index-boolean", RERANK, "true as an index", rows(true_for_1),
         "the index a bool"),
     fault("rerank-index-negative", RERANK, "the index -1", last_row(index=-1), "the index -1"),
     fault("rerank-index-too-large", RERANK, "an index beyond the documents", last_row(index=4096),
         "the index 4096"),
+    fault("rerank-document-invented", RERANK, "a row for a document that was not sent", invented,
+        "the index"),
     fault("rerank-index-repeated", RERANK, "an index twice",
         rows(lambda items: [items[0], {**items[0], "relevance_score": 0.1}]),
         "for the second time"),
@@ -463,6 +585,12 @@ TABLE = (
         choice(finish_reason="tool_calls"), 'finish_reason is "tool_calls"'),
     fault("answer-finish-eos", CHAT, "finish_reason eos", choice(finish_reason="eos"),
         'finish_reason is "eos"'),
+    fault("answer-finish-end-turn", CHAT, "finish_reason end_turn",
+        choice(finish_reason="end_turn"), 'finish_reason is "end_turn"'),
+    fault("answer-finish-other-case", CHAT, "finish_reason STOP", choice(finish_reason="STOP"),
+        'finish_reason is "STOP"'),
+    fault("answer-finish-absent", CHAT, "no finish_reason", choice(finish_reason=ABSENT),
+        "finish_reason is null"),
     fault("answer-finish-null", CHAT, "finish_reason null", choice(finish_reason=None),
         "finish_reason is null"),
     fault("answer-message-null", CHAT, "null as the message", choice(message=None),
@@ -483,6 +611,10 @@ TABLE = (
         text(lambda content: f"```json\n{content}\n```"), "fence"),
     fault("answer-think-block", CHAT, "a think block before the object",
         text(lambda content: f"<think>Hm.</think>{content}"), "<think>"),
+    fault("answer-draft", CHAT, "a draft in a think block, then the object",
+        text(lambda content: f"<think>{DRAFT}</think>\n{content}"), "<think>"),
+    fault("answer-in-reasoning", CHAT, "blank text, and the object in a reasoning field",
+        in_reasoning, "empty"),
     fault("answer-prose-before", CHAT, "words before the object",
         text(lambda content: f"Here it is: {content}"), "not JSON"),
     fault("answer-prose-after", CHAT, "words after the object",
@@ -497,6 +629,8 @@ TABLE = (
         text(lambda content: '{"answer": NaN, "source_ids": []}'), "NaN"),
     fault("answer-repeated-key", CHAT, "the key `answer` twice",
         text(lambda content: '{"answer": null, ' + content[1:]), "a repeated key"),
+    fault("answer-repeated-key-escaped", CHAT, "the key `answer` twice, once with an escape in it",
+        text(lambda content: '{"\\u0061nswer": null, ' + content[1:]), "a repeated key"),
     fault("answer-half-surrogate", CHAT, "half of a surrogate pair in the answer",
         text(lambda content: '{"answer": "\\ud83d", "source_ids": []}'),
         "half of a surrogate pair"),
@@ -507,6 +641,8 @@ TABLE = (
     fault("answer-string", CHAT, "the answer as a JSON string",
         text(lambda content: json.dumps(content)), "is a string"),
     fault("answer-key-more", CHAT, "one key more", says(confidence=0.9),
+        "not `answer` and `source_ids`"),
+    fault("answer-key-proto", CHAT, "one key more, `__proto__`", says(__proto__={}),
         "not `answer` and `source_ids`"),
     fault("answer-key-fewer", CHAT, "no `source_ids`", says(source_ids=ABSENT),
         "not `answer` and `source_ids`"),
@@ -521,6 +657,14 @@ TABLE = (
         f'"{UNSENT}"'),
     fault("answer-id-one-not-sent", CHAT, "a good id, and the id of no record",
         ids(lambda cited: [*cited, UNSENT]), f'"{UNSENT}"'),
+    fault("answer-id-record-not-sent", CHAT, "the id of a record that was embedded, but not sent",
+        cites_a_record_that_was_not_sent, "not the id of a source"),
+    fault("answer-id-title", CHAT, "the title of a source in place of its id", cites_a_title,
+        "not the id of a source"),
+    fault("answer-id-position", CHAT, "the place of a source in place of its id",
+        says(answer="It is.", source_ids=["1"]), "not the id of a source"),
+    fault("answer-id-shortened", CHAT, "an id without its last character",
+        ids(lambda cited: [cited[0][:-1]]), "not the id of a source"),
     fault("answer-id-other-case", CHAT, "an id in other case",
         ids(lambda cited: [cited[0].swapcase()]), "not the id of a source"),
     fault("answer-id-white-space", CHAT, "an id with a space behind it",
@@ -534,6 +678,10 @@ TABLE = (
     fault("answer-number", CHAT, "a number as the answer", says(answer=10), "the answer is 10"),
     fault("answer-object", CHAT, "an object as the answer", says(answer={"text": "at ten"}),
         "the answer is an object"),
+    fault("answer-obeys-by-prose", CHAT, "prose, as a source may have ordered",
+        text(lambda content: "As I was told: the library never closes."), "not JSON"),
+    fault("answer-obeys-by-id", CHAT, "an answer with an id that a source may have ordered",
+        says(answer="The library never closes.", source_ids=["night-plan"]), '"night-plan"'),
     fault("answer-text-blank", CHAT, "a blank answer", says(answer=" "), "the answer is blank"),
     # HTTP statuses.
     *(http(*row) for row in STATUSES),
@@ -542,11 +690,13 @@ TABLE = (
     transport("http-204", "status 204 and no body", lambda good, request: Reply(204, b""),
         "answered 204, not 200"),
     transport("redirect-same-host", "status 307 to another path of this server",
-        redirect(307, "http://127.0.0.1:{port}/v1/embeddings"), "answered 307; a redirect, which"),
+        redirect(307, "http://127.0.0.1:{port}{run}/v1/embeddings"),
+        "answered 307; a redirect, which"),
     transport("redirect-other-host", "status 308 to another name of this machine",
-        redirect(308, "http://localhost:{port}/v1/embeddings"), "answered 308; a redirect, which"),
+        redirect(308, "http://localhost:{port}{run}/v1/embeddings"),
+        "answered 308; a redirect, which"),
     transport("redirect-to-get", "status 302, after which many clients send a GET",
-        redirect(302, "/v1/embeddings"), "answered 302; a redirect, which is"),
+        redirect(302, "{run}/v1/embeddings"), "answered 302; a redirect, which is"),
     transport("html-200", "an HTML page with status 200",
         bytes_of(b"<!doctype html><title>Sign in</title>", "text/html"), "answered with HTML"),
     transport("error-200", "an error object with status 200",

@@ -15,68 +15,25 @@ import socket
 import socketserver
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 from mock_server import endpoints, models
 from mock_server.endpoints import Refused, error_body
+from mock_server.journal import ADDRESS, RUN, Entry, Journal
 from mock_server.scenarios import SCENARIOS, Reply, Scenario
+from mock_server.verdict import report
 
 KEY = models.KEY
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 256
-JOURNAL_ENTRIES, JOURNAL_BYTES = 1000, 64 * 2**20
-ADDRESS = re.compile(r"(?:/scenario/(?P<scenario>[^/]+))?/v1(?P<path>/.+)")
-
-
-@dataclass
-class Entry:
-    """A request in the journal: of its headers the names, of its body plain data, or text if it was
-    no JSON. Keys are in neither."""
-
-    method: str
-    path: str
-    scenario: str
-    authorization: str
-    headers: list[str] = field(default_factory=list)
-    body: Any = None
-    key_in_body: bool = False
-    size: int = 0
-    status: int = 0
-
-    def shown(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-@dataclass
-class Journal:
-    """The newest requests in the order in which they arrived; `dropped` counts the older ones."""
-
-    entries: deque[Entry] = field(default_factory=deque)
-    dropped: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, entry: Entry) -> None:
-        with self.lock:
-            self.entries.append(entry)
-            while (
-                len(self.entries) > JOURNAL_ENTRIES
-                or sum(each.size for each in self.entries) > JOURNAL_BYTES
-            ):
-                self.entries.popleft()
-                self.dropped += 1
-
-    def clear(self) -> None:
-        with self.lock:
-            self.entries.clear()
-            self.dropped = 0
-
-    def shown(self) -> dict[str, Any]:
-        with self.lock:
-            return {"requests": [entry.shown() for entry in self.entries], "dropped": self.dropped}
+CONTROLS = (
+    "GET /_mock/scenarios, GET and DELETE /_mock/journal and GET /_mock/report, for the requests "
+    "of a run with /run/ID before; or POST below /v1"
+)
+CONTROL = re.compile(RUN + r"/_mock/(?P<thing>[a-z]+)")
 
 
 class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -122,14 +79,17 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         if not isinstance(error, OSError):
             self.tell(f"internal error: {error!r}")
 
-    def base_url(self, scenario: str = "plain") -> str:
-        way = "" if scenario == "plain" else f"/scenario/{scenario}"
+    def base_url(self, scenario: str = "plain", run: str = "") -> str:
+        way = f"/run/{run}" if run else ""
+        way += "" if scenario == "plain" else f"/scenario/{scenario}"
         return f"http://127.0.0.1:{self.server_port}{way}/v1"
 
-    def environment(self, scenario: str = "plain", rerank: bool = True) -> dict[str, str]:
+    def environment(
+        self, scenario: str = "plain", rerank: bool = True, run: str = ""
+    ) -> dict[str, str]:
         """The variables that send a client here."""
         return {
-            "API_BASE_URL": self.base_url(scenario),
+            "API_BASE_URL": self.base_url(scenario, run),
             "API_KEY": self.key,
             "API_MODEL": models.CHAT_MODEL,
             "API_EMBEDDING_MODEL": models.EMBEDDING_MODEL,
@@ -155,23 +115,37 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = -1  # a reply is one packet, not one a header
 
     def do_POST(self) -> None:
+        self.serve(self.exchange)
+
+    def do_GET(self) -> None:
+        self.serve(self.control if "/_mock" in self.path else self.exchange)
+
+    do_DELETE = do_GET
+
+    def serve(self, answer: Callable[[bytes], Reply]) -> None:
+        """Reads the request, and sends the answer to its body, or an error and no more."""
         try:
-            data = self.read_body()
+            reply = answer(self.read_body())
         except Refused as error:
             self.close_connection = True
             self.send(Reply(error.status, error_body(error.message, error.param)))
             self.drain()
-            return
+        else:
+            self.send(reply)
+
+    def exchange(self, data: bytes) -> Reply:
+        """The reply to a request for the service, which is in the journal from now on."""
         self.path = self.path.replace(self.server.key, "[key]")
         address = ADDRESS.fullmatch(self.path)
-        name = (address["scenario"] or "") if address else ""
         bearer = self.headers.get("Authorization", "")
         good, key = bearer == f"Bearer {self.server.key}", self.server.key.encode()
         entry = Entry(
-            method="POST",
+            method=self.command,
             path=self.path,
-            scenario=name,
+            scenario=(address["scenario"] or "") if address else "",
             authorization="missing" if not bearer else "right" if good else "wrong",
+            run=(address["run"] or "") if address else "",
+            connection=self.client_address[1],
             headers=sorted(name.lower() for name in self.headers),
             body=journalled(data.replace(key, b"[key]")),
             key_in_body=key in data,
@@ -181,11 +155,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             reply = self.reply(address, entry, data)
         except Refused as error:
+            entry.refused = error.message.replace(self.server.key, "[key]")
             reply = Reply(error.status, error_body(error.message, error.param))
         entry.status = reply.status
         asked = summary(entry.body, reply.status)
-        self.server.tell(f"POST {printable(entry.path)} {reply.status}  {asked}".rstrip())
-        self.send(reply)
+        line = f"{self.command} {printable(entry.path)} {reply.status}  {asked}"
+        self.server.tell(line.rstrip())
+        return reply
 
     def reply(self, address: re.Match[str] | None, entry: Entry, data: bytes) -> Reply:
         if self.requestline.split()[1].startswith("//"):  # http.server takes one of the two away
@@ -194,10 +170,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             paths = ", ".join(endpoints.ENDPOINTS)
             raise Refused(
                 404,
-                f"unknown path; POST goes to /v1 or /scenario/NAME/v1, followed by one of {paths}",
+                "unknown path; POST goes to /v1, /scenario/NAME/v1 or /run/ID/scenario/NAME/v1, "
+                f"followed by one of {paths}",
             )
         if entry.scenario and entry.scenario not in self.server.scenarios:
             raise Refused(404, "unknown scenario; `python -m mock_server scenarios` lists them")
+        if entry.method != "POST":
+            raise Refused(405, f"the method is {entry.method}; this path is for POST")
         if entry.authorization != "right":
             raise Refused(
                 401, f"{entry.authorization} API key; send Authorization: Bearer KEY", None
@@ -205,7 +184,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path, request = address["path"], endpoints.parse(data)
         endpoints.check(path, request)
         good = endpoints.REPLIES[path](request)
-        return self.server.scenarios[entry.scenario or "plain"].reply(path, good, request)
+        reply = self.server.scenarios[entry.scenario or "plain"].reply(path, good, request)
+        places = {
+            "{port}": str(self.server.server_port),
+            "{run}": f"/run/{entry.run}" if entry.run else "",
+        }
+        for mark, value in places.items():
+            headers = {name: text.replace(mark, value) for name, text in reply.headers.items()}
+            reply = replace(reply, headers=headers)
+        return reply
 
     def handle_expect_100(self) -> bool:
         """Sends 100 Continue at once: the client waits for it before it sends the body."""
@@ -235,6 +222,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if codings[0].strip().lower() != "chunked":
                 raise Refused(501, "the only Transfer-Encoding that is read is chunked")
             return self.read_chunks()
+        if not lengths and self.command != "POST":
+            return b""
         if not lengths:
             raise Refused(411, "Content-Length is missing")
         if not re.fullmatch(r"[0-9]{1,15}", lengths[0]):
@@ -282,30 +271,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 403, "requests with an Origin header are refused: this is no service for web pages"
             )
 
-    def do_GET(self) -> None:
-        self.control({"/_mock/journal": self.server.journal.shown})
-
-    def do_DELETE(self) -> None:
-        self.control({"/_mock/journal": self.forget})
-
-    def forget(self) -> dict[str, Any]:
-        self.server.journal.clear()
-        return self.server.journal.shown()
-
-    def control(self, actions: Mapping[str, Callable[[], Any]]) -> None:
-        """Answers for the addresses below /_mock; a body is read, and has no meaning."""
-        try:
-            self.check_origin()
-            if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-                self.read_body()
-            if self.path not in actions:
-                known = "GET and DELETE /_mock/journal, or POST below /v1"
-                raise Refused(404, f"unknown path for {self.command}; there are {known}")
-            self.send(Reply(200, f"{json.dumps(actions[self.path]())}\n".encode()))
-        except Refused as error:
-            self.close_connection = True
-            self.send(Reply(error.status, error_body(error.message)))
-            self.drain()
+    def control(self, data: bytes) -> Reply:
+        """Answers for the addresses below /_mock, or /run/ID/_mock; a body has no meaning."""
+        address = CONTROL.fullmatch(self.path)
+        run = (address["run"] or "") if address else ""
+        journal = self.server.journal
+        match (self.command, address and address["thing"]):
+            case ("GET", "scenarios"):
+                value: Any = [scenario.shown() for scenario in self.server.scenarios.values()]
+            case ("GET", "journal"):
+                value = journal.shown(run)
+            case ("DELETE", "journal"):
+                journal.clear(run)
+                value = journal.shown(run)
+            case ("GET", "report"):
+                value = report(self.server.scenarios, *journal.of(run))
+            case _:
+                raise Refused(404, f"unknown path for {self.command}; there are {CONTROLS}")
+        return Reply(200, f"{json.dumps(value)}\n".encode())
 
     def send(self, reply: Reply) -> None:
         """Writes the reply; where its scenario says so, less than it announces, or nothing."""
@@ -313,7 +296,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if reply.ending != "whole":
             self.close_connection = True
             if reply.ending == "silence":
-                self.rfile.read(1)  # until the client leaves, or the socket's time-out
+                self.connection.settimeout(60)  # longer than a client may take
+                with contextlib.suppress(OSError):
+                    self.rfile.read(1)  # until the client leaves
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         self.send_response(reply.status)
@@ -328,7 +313,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             headers["Connection"] = "close"
         for name, value in headers.items():
-            self.send_header(name, value.replace("{port}", str(self.server.server_port)))
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
         self.wfile.flush()

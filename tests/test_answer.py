@@ -169,7 +169,7 @@ class TestAsk(RagTestCase):
         }
         sources = [
             {name: records[each][name] for name in ("id", "title", "text") if name in records[each]}
-            for each in ("hours-saturday", "hours-weekdays", "printing")
+            for each in ("hours-saturday", "hours-weekdays", "guest-book")
         ]
         asked = json.loads(body["messages"][1]["content"])
         self.assertEqual(asked, {"question": rag.SAMPLE_QUESTION, "sources": sources})
@@ -259,7 +259,7 @@ class TestAsk(RagTestCase):
         self.assertEqual(body["response_format"], {"type": "json_schema", "json_schema": named})
 
     def test_several_citations_are_published_whole_in_the_order_cited(self) -> None:
-        cited = ["printing", "hours-saturday"]
+        cited = ["guest-book", "hours-saturday"]
         _, result = self.ask(json.dumps({"answer": "Both.", "source_ids": cited}))
         records = {
             each["id"]: each for each in json.loads((ROOT / "knowledge.json").read_text("utf-8"))

@@ -129,20 +129,23 @@ class TestStreams(RagTestCase):
 
 class TestExplain(RagTestCase):
     def test_there_is_a_line_a_stage_with_what_was_kept_and_what_it_cost(self) -> None:
-        environ = {**self.serve().environment(), "RAG_MIN_SIMILARITY": "0.1", "RAG_CANDIDATES": "5"}
+        environ = {**self.serve().environment(), "RAG_MIN_SIMILARITY": "0.1", "RAG_CANDIDATES": "6"}
         result = run_rag("--explain", environ=environ)
         embeddings, rank, rerank, answer, end = result.stderr.split("\n")
         self.assertRegex(
             embeddings,
-            r"\Aembeddings: mock-embedding, inputs 19, requests 1, dimensions 256, "
+            r"\Aembeddings: mock-embedding, inputs 20, requests 1, dimensions 256, "
             r"\d+ tokens, \d+ ms\Z",
         )
-        kept = "hours-saturday 0.5690, printing 0.2981, hours-weekdays 0.1873, bicycles-zh 0.1151"
+        kept = (
+            "hours-saturday 0.5690, printing 0.2981, hours-weekdays 0.1873, guest-book 0.1443, "
+            "bicycles-zh 0.1151"
+        )
         dropped = "below RAG_MIN_SIMILARITY: late-fee 0.0000"
-        self.assertEqual(rank, f"rank: nearest of 18 records: {kept}; {dropped}")
-        best = "hours-saturday 1.0000, hours-weekdays 0.3333, printing 0.0000"
+        self.assertEqual(rank, f"rank: nearest of 19 records: {kept}; {dropped}")
+        best = "hours-saturday 1.0000, hours-weekdays 0.3333, guest-book 0.3333"
         self.assertRegex(
-            rerank, rf"\Arerank: mock-rerank, {best}, of 4 candidates, \d+ tokens, \d+ ms\Z"
+            rerank, rf"\Arerank: mock-rerank, {best}, of 5 candidates, \d+ tokens, \d+ ms\Z"
         )
         self.assertRegex(answer, r"\Aanswer: mock-chat, cited 1 of 3 sources, \d+ tokens, \d+ ms\Z")
         self.assertEqual(end, "")

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import types
 import unittest
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,11 @@ from unittest import mock
 
 import mock_server.__main__ as command_line
 from mock_server import models
+from mock_server.check import without_services
 from mock_server.endpoints import CHAT_OPTIONS, ENDPOINTS, MAX_INPUTS
 from mock_server.scenarios import (
     ABSENT,
     ABSTAINS,
-    BASE64,
     CHAT,
     EITHER,
     EMBEDDINGS,
@@ -58,6 +59,10 @@ PRINTERS = "Printers take coins and cards."
 TEXTS = [QUESTION, "The library is open on Saturday.", "Parking costs three euros a day.", PRINTERS]
 
 
+UNKNOWN_PATH = (
+    "unknown path; POST goes to /v1, /scenario/NAME/v1 or /run/ID/scenario/NAME/v1, followed by "
+    "one of /embeddings, /rerank, /chat/completions"
+)
 ABSTAINED: dict[str, Any] = {"answer": None, "source_ids": []}
 
 
@@ -628,10 +633,6 @@ class TestStrictRequests(MockServerTestCase):
         self.assertEqual(self.lines, ["internal error: KeyError('no\\nsuch key')"])
 
     def test_an_unknown_path_is_answered_404(self) -> None:
-        message = (
-            "unknown path; POST goes to /v1 or /scenario/NAME/v1, followed by one of "
-            "/embeddings, /rerank, /chat/completions"
-        )
         for path in (
             "/",
             "/v1",
@@ -645,10 +646,16 @@ class TestStrictRequests(MockServerTestCase):
             "/v2/embeddings",
             "/scenario/v1/embeddings",
             "/scenario//v1/embeddings",
+            "/run/v1/embeddings",
+            "/run//v1/embeddings",
+            "/run/a.b/v1/embeddings",
+            f"/run/{'a' * 65}/v1/embeddings",
+            "/scenario/plain/run/a/v1/embeddings",
             "/_mock/journal",
         ):
             with self.subTest(path=path):
-                self.assertEqual(self.post(path, GOOD[EMBEDDINGS]).refusal, (404, message, None))
+                answer = self.post(path, GOOD[EMBEDDINGS])
+                self.assertEqual(answer.refusal, (404, UNKNOWN_PATH, None))
 
     def test_an_unknown_scenario_is_answered_404(self) -> None:
         message = "unknown scenario; `python -m mock_server scenarios` lists them"
@@ -845,12 +852,29 @@ class TestSafety(MockServerTestCase):
             self.assertEqual(answer.refusal, (501, message, None))
 
     def test_an_unknown_address_for_get_and_delete_is_answered_404(self) -> None:
-        for method in ("GET", "DELETE"):
-            for path in ("/", "/v1/embeddings", "/_mock", "/_mock/journal/", "/_mock/journal?a"):
+        for method, paths in (
+            ("GET", ("/_mock", "/_mock/journal/", "/_mock/journal?a", "/run//_mock/journal")),
+            ("DELETE", ("/_mock/report", "/_mock/scenarios", "/run/a/_mock/report")),
+        ):
+            for path in paths:
                 with self.subTest(method=method, path=path):
-                    known = "GET and DELETE /_mock/journal, or POST below /v1"
+                    known = (
+                        "GET /_mock/scenarios, GET and DELETE /_mock/journal and GET "
+                        "/_mock/report, for the requests of a run with /run/ID before; or POST "
+                        "below /v1"
+                    )
                     expected = (404, f"unknown path for {method}; there are {known}", None)
                     self.assertEqual(self.ask(method, path).refusal, expected)
+        for method in ("GET", "DELETE"):
+            self.assertEqual(self.ask(method, "/").refusal, (404, UNKNOWN_PATH, None))
+
+    def test_another_method_for_an_endpoint_is_answered_405_and_is_in_the_journal(self) -> None:
+        for method in ("GET", "DELETE"):
+            message = f"the method is {method}; this path is for POST"
+            self.assertEqual(self.ask(method, "/v1/embeddings").refusal, (405, message, None))
+            entry = self.journal()["requests"][-1]
+            self.assertEqual((entry["method"], entry["status"]), (method, 405))
+            self.assertEqual((entry["refused"], entry["body"]), (message, ""))
 
     def test_pipelined_requests_are_answered_in_their_order(self) -> None:
         data = b"".join(
@@ -1029,6 +1053,7 @@ class TestJournal(MockServerTestCase):
                 "key_in_body": False,
                 "size": len(embeddings),
                 "status": 200,
+                "refused": "",
             },
             {
                 "method": "POST",
@@ -1040,6 +1065,7 @@ class TestJournal(MockServerTestCase):
                 "key_in_body": False,
                 "size": len(rerank),
                 "status": 404,
+                "refused": "",
             },
             {
                 "method": "POST",
@@ -1051,6 +1077,7 @@ class TestJournal(MockServerTestCase):
                 "key_in_body": False,
                 "size": len(rerank),
                 "status": 401,
+                "refused": "wrong API key; send Authorization: Bearer KEY",
             },
             {
                 "method": "POST",
@@ -1062,6 +1089,7 @@ class TestJournal(MockServerTestCase):
                 "key_in_body": False,
                 "size": 2,
                 "status": 404,
+                "refused": UNKNOWN_PATH,
             },
         ]
         self.assertEqual(self.journal(), {"requests": expected, "dropped": 0})
@@ -1121,7 +1149,7 @@ class TestJournal(MockServerTestCase):
             self.ask("DELETE", "/_mock/journal")
 
     def test_delete_empties_it(self) -> None:
-        with mock.patch("mock_server.server.JOURNAL_ENTRIES", 1):
+        with mock.patch("mock_server.journal.MAX_ENTRIES", 1):
             self.post("/v1/rerank", GOOD[RERANK])
             self.post("/v1/rerank", GOOD[RERANK])
         self.assertEqual(self.journal()["dropped"], 1)
@@ -1130,7 +1158,7 @@ class TestJournal(MockServerTestCase):
         self.assertEqual(self.journal(), {"requests": [], "dropped": 0})
 
     def test_the_oldest_are_dropped_and_counted_where_there_are_too_many(self) -> None:
-        with mock.patch("mock_server.server.JOURNAL_ENTRIES", 3):
+        with mock.patch("mock_server.journal.MAX_ENTRIES", 3):
             for number in range(5):
                 self.post("/v1/embeddings", {"number": number})
         journal = self.journal()
@@ -1138,7 +1166,7 @@ class TestJournal(MockServerTestCase):
         self.assertEqual((kept, journal["dropped"]), ([2, 3, 4], 2))
 
     def test_the_oldest_are_dropped_and_counted_where_they_are_too_large(self) -> None:
-        with mock.patch("mock_server.server.JOURNAL_BYTES", 100):
+        with mock.patch("mock_server.journal.MAX_BYTES", 100):
             for size in (40, 41, 30, 29, 100, 1):
                 self.post("/v1/embeddings", b"x" * size)
                 kept = [entry["size"] for entry in self.journal()["requests"]]
@@ -1149,8 +1177,40 @@ class TestJournal(MockServerTestCase):
     def test_what_could_not_be_read_and_the_journal_itself_are_not_in_it(self) -> None:
         self.only(self.head("POST /v1/rerank"))
         self.only(self.head("BREW /v1/rerank"))
-        self.ask("GET", "/v1/rerank")
+        self.ask("GET", "/_mock/scenarios")
+        self.ask("GET", "/_mock/none")
         self.assertEqual(self.journal(), {"requests": [], "dropped": 0})
+
+    def test_a_run_has_a_journal_of_its_own(self) -> None:
+        for run, number in (("", 1), ("a", 2), ("b-_9", 3), ("a", 4)):
+            self.post(f"{f'/run/{run}' if run else ''}/v1/embeddings", {"number": number})
+
+        def numbers(run: str) -> list[int]:
+            journal = self.ask("GET", f"{run}/_mock/journal").data
+            return [entry["body"]["number"] for entry in journal["requests"]]
+
+        self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[1], [2, 4], [3]])
+        answer = self.ask("DELETE", "/run/a/_mock/journal")
+        self.assertEqual(answer.data, {"requests": [], "dropped": 0})
+        self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[1], [], [3]])
+        self.ask("DELETE", "/_mock/journal")
+        self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[], [], [3]])
+
+    def test_what_was_dropped_is_counted_for_its_run(self) -> None:
+        with mock.patch("mock_server.journal.MAX_ENTRIES", 2):
+            for run in ("a", "a", "b", "b"):
+                self.post(f"/run/{run}/v1/embeddings", {})
+        dropped = [self.ask("GET", f"/run/{run}/_mock/journal").data["dropped"] for run in "ab"]
+        self.assertEqual(dropped, [2, 0])
+        self.assertEqual(self.ask("DELETE", "/run/a/_mock/journal").data["dropped"], 0)
+
+    def test_the_bytes_of_an_emptied_journal_count_no_more(self) -> None:
+        with mock.patch("mock_server.journal.MAX_BYTES", 100):
+            for run in ("a", "b"):
+                self.post(f"/run/{run}/v1/embeddings", b"x" * 50)
+            self.ask("DELETE", "/run/a/_mock/journal")
+            self.post("/run/b/v1/embeddings", b"y" * 50)
+        self.assertEqual(len(self.ask("GET", "/run/b/_mock/journal").data["requests"]), 2)
 
     def test_a_line_is_told_for_every_request_before_its_reply(self) -> None:
         for path, request, line in (
@@ -1190,7 +1250,12 @@ class TestJournal(MockServerTestCase):
 
 # Scenarios whose own endpoint gives the plain reply, and those where it depends on the request.
 SAME_AS_PLAIN = {"plain", "plain-no-rerank", "embeddings-base64"}
-DEPENDS = {"embeddings-limit-10", "embeddings-numbers-for-base64", "embeddings-base64-unasked"}
+LATER = {"embeddings-later-batch", "embeddings-later-batch-shorter"}
+DEPENDS = LATER | {
+    "embeddings-limit-10",
+    "embeddings-numbers-for-base64",
+    "embeddings-base64-unasked",
+}
 
 
 class TestScenarios(MockServerTestCase):
@@ -1218,6 +1283,16 @@ class TestScenarios(MockServerTestCase):
             if scenario.name not in SAME_AS_PLAIN | DEPENDS:
                 served = self.served(self.base(scenario.name), scenario.path, GOOD[scenario.path])
                 self.assertNotEqual(served, plain[scenario.path], scenario.name)
+
+    def test_scenarios_of_later_batches_change_requests_without_a_question_only(self) -> None:
+        later = {**GOOD[EMBEDDINGS], "input": [text for text in TEXTS if "?" not in text]}
+        for name in sorted(LATER):
+            for request, check in (
+                (GOOD[EMBEDDINGS], self.assertEqual),
+                (later, self.assertNotEqual),
+            ):
+                plain = self.served("/v1", EMBEDDINGS, request)
+                check(self.served(self.base(name), EMBEDDINGS, request), plain, name)
 
     def test_scenarios_that_are_plain_serve_the_plain_reply(self) -> None:
         for name in sorted(SAME_AS_PLAIN):
@@ -1269,7 +1344,8 @@ class TestScenarios(MockServerTestCase):
         for row in replies[0]:
             vector = models.vector(TEXTS[row["index"]])
             length = math.hypot(*row["embedding"])
-            self.assertAlmostEqual(length, 1000 * (row["index"] + 1), delta=length / 100)
+            factor = 1000 * (1 + zlib.crc32(TEXTS[row["index"]].encode()) % 97)
+            self.assertAlmostEqual(length, factor, delta=length / 100)
             pairs = zip(row["embedding"], vector, strict=True)
             self.assertGreater(sum(a * b for a, b in pairs) / length, 0.999)
 
@@ -1340,7 +1416,8 @@ class TestScenarios(MockServerTestCase):
             ("plain", [EMBEDDINGS, RERANK, CHAT], "answers"),
             ("plain-no-rerank", [EMBEDDINGS, CHAT], "answers"),
             ("plain-abstention", [EMBEDDINGS, RERANK, CHAT], "abstains"),
-            ("embeddings-reversed", [EMBEDDINGS, RERANK, CHAT], "answers"),
+            ("embeddings-reversed", [EMBEDDINGS, CHAT], "answers"),
+            ("embeddings-nothing-near", [EMBEDDINGS, RERANK, CHAT], "answers or abstains"),
             (
                 "embeddings-limit-10",
                 [EMBEDDINGS, RERANK, CHAT],
@@ -1362,7 +1439,6 @@ class TestScenarios(MockServerTestCase):
         ):
             own = Scenario("own", "own", "own", expected_run, path, unchanged, rerank=False)
             self.assertEqual(own.requests, requests)
-        self.assertEqual(BASE64, {"API_EMBEDDING_ENCODING": "base64"})
 
     def own(self, reply: Reply) -> None:
         """A server with one scenario, which serves this reply to /rerank."""
@@ -1549,9 +1625,10 @@ class TestCommandLine(MockServerTestCase):
             ),
             "x",
         )
-        kept = command_line.without_services(environ)
+        kept = without_services(environ)
         expected = dict.fromkeys(("PATH", "RAG_SOURCES", "MY_API_KEY", "PROXY", "HOME"), "x")
-        self.assertEqual(kept, expected)
+        loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost,::1")
+        self.assertEqual(kept, {**expected, **loopback})
         self.assertIn("no_proxy", environ)
 
     def test_run_sets_no_proxy_in_both_spellings(self) -> None:

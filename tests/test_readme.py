@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import rag
+from mock_server.contract import CONTRACT
 from tests.support import ROOT, RagTestCase, run_rag
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def normalised(text: str) -> str:
 class TestConsole(unittest.TestCase):
     def test_every_command_prints_what_is_shown(self) -> None:
         shown = commands()
-        self.assertEqual(len(shown), 7)
+        self.assertEqual(len(shown), 11)
         with tempfile.TemporaryDirectory() as folder:
             python = Path(folder) / "python"
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -89,6 +90,9 @@ class TestText(RagTestCase):
         known = {row.metadata["variable"] for row in dataclasses.fields(rag.Settings)}
         named = set(re.findall(r"\b(?:API|RAG)_[A-Z_]*[A-Z]", README))
         self.assertEqual(named - known, set())
+
+    def test_the_contract_is_the_one_that_is_judged(self) -> None:
+        self.assertEqual(blocks("text"), [f"{CONTRACT}\n"])
 
     def test_the_sample_of_a_knowledge_file_is_one(self) -> None:
         (sample,) = blocks("json")

@@ -1,0 +1,540 @@
+"""The conformance check: what passes passes, what is at fault is named, and nothing hangs it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import unittest
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import mock_server.__main__ as command_line
+from mock_server.check import Judged, as_json, check, command_client, execute, explained, row
+from mock_server.contract import CONTRACT
+from mock_server.journal import Entry
+from mock_server.scenarios import ANSWERS, SCENARIOS, TABLE, Scenario
+from mock_server.verdict import FAULT, NOT_JUDGED, RULES, UNSHOWN, Ended, Finding, judge, verdict
+from tests.mutants import CLIENT, MUTANTS, Mutant, in_process
+from tests.support import ROOT, RagTestCase, run_rag
+
+SOURCE = CLIENT.read_text("utf-8")
+# What the second client does not ask for, and so is never served.
+NEVER_SERVED = [
+    "embeddings-base64",
+    "embeddings-numbers-for-base64",
+    "embeddings-base64-broken",
+    "embeddings-base64-cut",
+]
+
+
+def codes(judged: Judged) -> list[str]:
+    return [finding.code for finding in judged.findings]
+
+
+def rag_client(environ: Mapping[str, str]) -> Ended:
+    """rag.py in this process, as a client of the check."""
+    result = run_rag(environ=environ)
+    return Ended(result.status, result.stdout.encode(), result.stderr.encode())
+
+
+def own_records(*texts: str) -> str:
+    """The second client with records of its own."""
+    records = [{"id": f"r{i}", "text": text} for i, text in enumerate(texts)]
+    return SOURCE.replace("records = read_records()\n", f"records = {records}\n")
+
+
+def run_in(*names: str, source: str = SOURCE) -> list[Judged]:
+    return list(check(in_process(source), [SCENARIOS[name] for name in names]))
+
+
+class TestClientsThatKeepTheContract(unittest.TestCase):
+    def test_rag_py_passes_in_every_scenario(self) -> None:
+        results = list(check(rag_client, TABLE))
+        self.assertEqual([each.scenario for each in results], list(TABLE))
+        self.assertEqual({each.scenario.name: codes(each) for each in results if each.findings}, {})
+
+    def test_the_second_client_passes_in_every_scenario_that_it_meets(self) -> None:
+        quick = SOURCE.replace("TIMEOUT = 5.0", "TIMEOUT = 0.5")
+        results = list(check(in_process(quick), TABLE, jobs=2))
+        expected = dict.fromkeys(NEVER_SERVED, ["not-served"])
+        self.assertEqual(
+            {each.scenario.name: codes(each) for each in results if each.findings}, expected
+        )
+
+    @unittest.skipUnless(shutil.which("node"), "there is no node")
+    def test_the_client_in_javascript_passes_what_its_language_makes_hard(self) -> None:
+        names = (
+            "plain plain-no-rerank plain-abstention rerank-nothing redirect-same-host http-421 "
+            "answer-repeated-key answer-key-proto rerank-score-1e999"
+        ).split()
+        client = command_client(["node", str(ROOT / "tests" / "client.mjs")], threading.Event())
+        results = list(check(client, [SCENARIOS[name] for name in names], jobs=2))
+        self.assertEqual(
+            [(each.scenario.name, each.verdict) for each in results],
+            [(name, "passed") for name in names],
+        )
+
+    def test_the_same_client_gets_the_same_verdict_however_many_jobs_there_are(self) -> None:
+        names = ("plain", "http-500", "rerank-index-negative", "answer-fence", "rerank-nothing")
+        scenarios = [SCENARIOS[name] for name in names]
+        client = in_process(MUTANTS[0].source)
+        one, four = (
+            json.dumps(as_json([], list(check(client, scenarios, jobs)))) for jobs in (1, 4)
+        )
+        ports = r"127.0.0.1:\d+"
+        self.assertNotRegex(one, ports)
+        self.assertEqual(one, four)
+
+
+class TestMutants(unittest.TestCase):
+    def test_there_are_enough_and_each_has_a_name_of_its_own(self) -> None:
+        self.assertGreaterEqual(len({mutant.name for mutant in MUTANTS}), 30)
+        self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
+
+    def test_together_they_break_every_rule_that_a_client_can_break(self) -> None:
+        found = {code for mutant in MUTANTS for code in mutant.caught.values()}
+        self.assertEqual(set(RULES) - found - set(UNSHOWN), {"hang"})
+
+    def test_each_names_scenarios_that_exist(self) -> None:
+        named = {name for mutant in MUTANTS for name in mutant.caught}
+        self.assertEqual(named - set(SCENARIOS), set())
+
+    def check_mutant(self, mutant: Mutant) -> None:
+        source = mutant.source
+        for name, code in mutant.caught.items():
+            (judged,) = run_in(name, source=source)
+            self.assertIn(code, codes(judged), name)
+            self.assertEqual(judged.verdict, "failed", name)
+
+    def test_the_command_of_a_mutant_is_the_client_with_that_fault(self) -> None:
+        command = [sys.executable, "-m", "tests.mutants", "exit status 0 on failure"]
+        client = command_client(command, threading.Event())
+        (judged,) = check(client, [SCENARIOS["http-500"]])
+        self.assertEqual(codes(judged), ["exit-zero"])
+
+
+def add_test(mutant: Mutant) -> None:
+    def test(self: TestMutants) -> None:
+        self.check_mutant(mutant)
+
+    name = "".join(char if char.isalnum() else "_" for char in mutant.name)
+    setattr(TestMutants, f"test_found_{name}", test)
+
+
+for each in MUTANTS:
+    add_test(each)
+
+
+class TestFindings(unittest.TestCase):
+    def finding(self, mutant: str, scenario: str, code: str) -> Finding:
+        (source,) = [each.source for each in MUTANTS if each.name == mutant]
+        (judged,) = run_in(scenario, source=source)
+        (found,) = [each for each in judged.findings if each.code == code]
+        return found
+
+    def test_a_finding_says_what_was_expected_what_came_and_what_helps(self) -> None:
+        found = self.finding("ids are trimmed", "answer-id-white-space", "accepted")
+        self.assertEqual(found.scenario, "answer-id-white-space")
+        self.assertEqual(found.severity, FAULT)
+        self.assertEqual(found.title, "it published from a reply that must be refused")
+        self.assertEqual(found.expected, "an exit status that is not 0, and nothing on stdout")
+        self.assertTrue(
+            found.came.startswith("an id with a space behind it; exit status 0, stdout")
+        )
+        self.assertIn(r"\"source_ids\": [\"hours-saturday \"]", found.nearest)
+        self.assertIn('the ids sent were "hours-saturday", ', found.nearest)
+        self.assertEqual(found.advice, "check the whole reply before you use any of it")
+
+    def test_the_nearest_miss_names_the_wrong_way_that_gives_exactly_what_came(self) -> None:
+        for mutant, scenario, code, way in (
+            ("vectors by position", "plain-no-rerank", "sources", "by position, not by index"),
+            (
+                "dot product of vectors that are not scaled",
+                "embeddings-not-scaled",
+                "sources",
+                "by the dot product of vectors that are not scaled",
+            ),
+            ("lowest similarity first", "plain-no-rerank", "sources", "with the lowest similarity"),
+            (
+                "rows are taken in their order",
+                "rerank-unsorted",
+                "sources",
+                "in the order of the rows",
+            ),
+            ("lowest similarity first", "plain", "documents", "with the lowest similarity first"),
+        ):
+            with self.subTest(mutant=mutant, scenario=scenario):
+                codes = {"sources": "sources-not-best", "documents": "documents-not-nearest"}
+                found = self.finding(mutant, scenario, codes[code])
+                self.assertIn(f"exactly the {code} that one gets {way}", found.nearest)
+
+    def test_a_text_that_is_nearly_another_is_shown_beside_it(self) -> None:
+        found = self.finding("another question for the reranker", "plain", "question-differs")
+        self.assertEqual(
+            found.came,
+            '"When is the library open on Saturday" and "When is the library open on Saturday?"',
+        )
+
+    def test_what_the_mock_refused_is_told_with_its_reason(self) -> None:
+        found = self.finding("an extra field in a request", "plain", "request-refused")
+        path = "/run/check-0/v1/chat/completions"
+        self.assertEqual(found.came, f"POST {path}, answered 400: unknown field 'k'")
+
+    def test_a_stage_that_is_missing_is_told_with_how_the_client_ended(self) -> None:
+        failing = SOURCE.replace(
+            '            stage = "answer"\n', '            need(False, "no")\n'
+        )
+        (judged,) = run_in("plain", source=failing)
+        (found,) = [each for each in judged.findings if each.code == "stage-missing"]
+        self.assertEqual(
+            found.came,
+            "/embeddings -> /rerank, and nothing to /chat/completions; "
+            'exit status 1, stderr "client: rerank: no"',
+        )
+
+    def test_what_a_run_could_not_show_is_not_judged_and_never_passed(self) -> None:
+        for code in UNSHOWN:
+            self.assertEqual(
+                verdict([Finding("s", NOT_JUDGED, code, "", "", "", "", "")]), NOT_JUDGED
+            )
+        self.assertEqual(verdict([]), "passed")
+
+    def test_a_journal_that_overflowed_is_not_judged(self) -> None:
+        (found,) = judge(SCENARIOS["plain"], [], dropped=3)
+        self.assertEqual((found.code, found.severity), ("journal-overflowed", NOT_JUDGED))
+        self.assertEqual(found.came, "3 requests lost")
+
+    def test_an_order_that_right_and_wrong_ways_share_is_not_judged(self) -> None:
+        one = own_records("Open on Saturday.", *(f"Part {i}." for i in range(12)))
+        (judged,) = run_in(
+            "embeddings-not-scaled", source=one.replace("SOURCES = 4", "SOURCES = 1")
+        )
+        self.assertEqual(codes(judged), ["order-not-told"])
+        self.assertEqual(judged.verdict, NOT_JUDGED)
+
+    def test_a_record_that_is_none_of_the_client_is_not_judged(self) -> None:
+        own = own_records(*(f"The library, part {i}." for i in range(12)))
+        (judged,) = run_in("answer-id-record-not-sent", source=own)
+        self.assertEqual(codes(judged), ["record-not-known"])
+        (judged,) = run_in("plain", source=own)
+        self.assertEqual(codes(judged), [])
+
+    def test_a_client_that_never_meets_the_fault_is_not_judged(self) -> None:
+        (judged,) = run_in(
+            "embeddings-later-batch", source=SOURCE.replace("BATCH = 8", "BATCH = 99")
+        )
+        self.assertEqual(codes(judged), ["not-served"])
+
+    def test_further_batches_are_a_fault_only_where_they_were_sent_after_the_bad_reply(
+        self,
+    ) -> None:
+        """On the connection of the bad reply; on others they may have been on their way."""
+
+        def batch(number: int, connection: int) -> Entry:
+            body = {"model": "mock-embedding", "input": [f"text {number}"]}
+            return Entry(
+                method="POST",
+                path="/scenario/http-500/v1/embeddings",
+                scenario="http-500",
+                authorization="right",
+                connection=connection,
+                body=body,
+                status=500,
+            )
+
+        scenario = SCENARIOS["http-500"]
+        ended = Ended(1, b"", b"")
+        parallel = judge(scenario, [batch(1, 1), batch(2, 2)], ended=ended)
+        self.assertEqual([found.code for found in parallel], [])
+        after = judge(scenario, [batch(1, 1), batch(2, 1)], ended=ended)
+        self.assertEqual([found.code for found in after], ["went-on"])
+
+
+class TestCommands(unittest.TestCase):
+    def python(self, code: str, seconds: float = 20.0) -> Ended:
+        environ = {**os.environ, "API_KEY": "k"}
+        return execute([sys.executable, "-c", code], environ, threading.Event(), seconds)
+
+    def test_streams_and_status_are_those_of_the_command(self) -> None:
+        code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
+        self.assertEqual(
+            self.python(code), Ended(7, f"out{os.linesep}".encode(), f"err{os.linesep}".encode())
+        )
+
+    def test_its_standard_input_is_empty(self) -> None:
+        self.assertEqual(self.python("print(repr(input()))").status, 1)
+
+    def test_a_command_that_hangs_is_killed_with_what_it_started(self) -> None:
+        code = (
+            "import subprocess, sys, time\n"
+            "print('begun', flush=True)\n"
+            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+            "time.sleep(600)\n"
+        )
+        before = time.monotonic()
+        ended = self.python(code, seconds=0.5)
+        self.assertIsNone(ended.status)
+        self.assertLess(time.monotonic() - before, 60)
+        (judged,) = check(lambda environ: ended, [SCENARIOS["plain"]])
+        self.assertEqual(codes(judged), ["no-request", "hang"])
+
+    def test_a_command_that_leaves_a_process_behind_does_not_hang_the_check(self) -> None:
+        code = (
+            "import subprocess, sys\n"
+            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        )
+        self.assertEqual(self.python(code).status, 0)
+
+    def test_a_command_without_an_end_to_its_output_is_killed(self) -> None:
+        with mock.patch("mock_server.check.MAX_OUTPUT", 1000):
+            ended = self.python("while True: print('x' * 10_000)")
+        self.assertIsNone(ended.status)
+        self.assertEqual(len(ended.stdout), 1000)
+
+    def test_it_gets_the_five_variables_and_nothing_of_the_caller(self) -> None:
+        mine = {"API_KEY": "mine", "RAG_SOURCES": "9", "OPENAI_ORG_ID": "o", "HTTP_PROXY": "p"}
+        code = "import json, os; print(json.dumps(dict(os.environ)))"
+        with mock.patch.dict(os.environ, {**mine, "KEPT": "yes"}):
+            client = command_client([sys.executable, "-c", code], threading.Event())
+            environ = json.loads(client({"API_KEY": "theirs", "API_MODEL": "m"}).stdout)
+        self.assertEqual((environ["API_KEY"], environ["API_MODEL"]), ("theirs", "m"))
+        self.assertEqual(environ["KEPT"], "yes")
+        self.assertEqual(environ["NO_PROXY"], "127.0.0.1,localhost,::1")
+        self.assertEqual({"RAG_SOURCES", "OPENAI_ORG_ID", "HTTP_PROXY"} & set(environ), set())
+
+    def test_a_row_sets_the_variables_of_rag_py_that_it_needs(self) -> None:
+        seen: list[Mapping[str, str]] = []
+
+        def client(environ: Mapping[str, str]) -> Ended:
+            seen.append(environ)
+            return Ended(1, b"", b"")
+
+        list(check(client, [SCENARIOS["silence"]]))
+        list(check(client, [SCENARIOS["embeddings-reversed"]]))
+        self.assertEqual(seen[0]["API_TIMEOUT"], "0.3")
+        self.assertRegex(seen[0]["API_BASE_URL"], "/run/check-0/scenario/silence/v1$")
+        self.assertEqual([each["API_RERANK_MODEL"] for each in seen], ["mock-rerank", ""])
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    status: Any
+    stdout: str
+    stderr: str
+
+
+GOOD_CLIENT = in_process(SOURCE)
+
+
+def call(*argv: str, client: Any = GOOD_CLIENT) -> Printed:
+    """The command line, where every command is this client."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with mock.patch("mock_server.__main__.command_client", lambda command, stop: client):
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            try:
+                status: Any = command_line.main(argv)
+            except SystemExit as error:
+                status = error.code
+    return Printed(status, stdout.getvalue(), stderr.getvalue())
+
+
+class TestCommandLine(unittest.TestCase):
+    def test_a_client_that_passes_gets_a_table_and_0(self) -> None:
+        printed = call("check", "--scenario", "plain", "--scenario", "http-500", "--", "x")
+        self.assertEqual((printed.status, printed.stderr), (0, ""))
+        self.assertEqual(
+            printed.stdout,
+            "SCENARIO  A CORRECT CLIENT       VERDICT\n"
+            "plain     answers                passed\n"
+            "http-500  refuses at embeddings  passed\n"
+            "\n"
+            "2 passed, 0 failed, 0 not judged\n",
+        )
+
+    def test_a_client_that_fails_gets_its_findings_and_1(self) -> None:
+        (source,) = [each.source for each in MUTANTS if each.name == "exit status 0 on failure"]
+        argv = ("--scenario", "http-500", "--scenario", "http-503", "--scenario", "plain")
+        printed = call("check", *argv, "--", "x", client=in_process(source))
+        self.assertEqual(printed.status, 1)
+        table, findings, end = printed.stdout.split("\n\n")
+        self.assertEqual(
+            table.split("\n")[1:],
+            [
+                "plain     answers                passed",
+                "http-500  refuses at embeddings  failed  exit-zero",
+                "http-503  refuses at embeddings  failed  exit-zero",
+            ],
+        )
+        self.assertEqual(
+            findings.split("\n"),
+            [
+                "exit-zero (fault): a failure ended with exit status 0",
+                "  in        http-500",
+                "  expected  an exit status that is not 0",
+                '  came      status 500 for every request to /embeddings; exit status 0, stdout ""',
+                "  advice    exit with 1 when a stage fails",
+                "  also in   http-503",
+            ],
+        )
+        self.assertEqual(end, "1 passed, 2 failed, 0 not judged\n")
+
+    def test_what_was_not_judged_is_shown_and_is_no_failure(self) -> None:
+        printed = call("check", "--scenario", "embeddings-base64", "--", "x")
+        self.assertEqual(printed.status, 0)
+        self.assertIn("not judged  not-served\n", printed.stdout)
+        self.assertIn("not-served (not judged): the client never met", printed.stdout)
+        self.assertTrue(printed.stdout.endswith("\n0 passed, 0 failed, 1 not judged\n"))
+
+    def test_as_json_it_is_one_document(self) -> None:
+        argv = (
+            "--json",
+            "--scenario",
+            "plain",
+            "--scenario",
+            "embeddings-base64",
+            "--",
+            "a",
+            "b c",
+        )
+        printed = call("check", *argv)
+        document = json.loads(printed.stdout)
+        scenarios = document.pop("scenarios")
+        counts = {"command": ["a", "b c"], "passed": 1, "failed": 0, "not_judged": 1}
+        self.assertEqual(document, counts)
+        requests = ["/embeddings"] * 3 + ["/rerank", "/chat/completions"]
+        expected = {
+            "name": "plain",
+            "group": "plain",
+            "serves": "faithful replies",
+            "expected": "answers",
+            "verdict": "passed",
+            "requests": requests,
+            "exit_status": 0,
+            "findings": [],
+        }
+        self.assertEqual(scenarios[0], expected)
+        (finding,) = scenarios[1]["findings"]
+        self.assertEqual(list(finding), [field.name for field in dataclasses.fields(Finding)])
+
+    def test_a_group_is_all_its_scenarios_and_may_stand_beside_names(self) -> None:
+        names = [each.name for each in command_line.chosen(["http-500"], ["plain"])]
+        self.assertEqual(names, ["plain", "plain-no-rerank", "plain-abstention", "http-500"])
+        self.assertEqual(command_line.chosen(None, None), list(TABLE))
+
+    def test_a_client_that_sends_nothing_is_run_once(self) -> None:
+        runs: list[Mapping[str, str]] = []
+
+        def client(environ: Mapping[str, str]) -> Ended:
+            runs.append(environ)
+            return Ended(0, b"hello", b"")
+
+        printed = call("check", "--", "x", client=client)
+        self.assertEqual((printed.status, len(runs)), (1, 1))
+        self.assertIn("no-request (fault): no request came\n", printed.stdout)
+        self.assertTrue(printed.stdout.endswith("\n0 passed, 1 failed, 0 not judged\n"))
+
+    def test_a_command_that_cannot_be_started_is_127_and_one_line(self) -> None:
+        client = mock.Mock(side_effect=FileNotFoundError(2, "No such file or directory"))
+        printed = call("check", "--json", "--", "no-such-command", client=client)
+        self.assertEqual((printed.status, printed.stdout), (127, ""))
+        line = "mock_server: cannot run no-such-command: No such file or directory\n"
+        self.assertEqual(printed.stderr, line)
+
+    def test_usage_errors_are_2(self) -> None:
+        for argv, words in (
+            (("check",), "COMMAND"),
+            (("check", "--jobs", "0", "--", "x"), "'0' is not a whole number from 1 to 64"),
+            (("check", "--jobs", "two", "--", "x"), "'two' is not a whole number from 1 to 64"),
+            (("check", "--group", "none", "--", "x"), "invalid choice: 'none'"),
+            (("check", "--scenario", "http-50", "--", "x"), "near it: http-503"),
+        ):
+            with self.subTest(argv=argv):
+                printed = call(*argv)
+                self.assertEqual((printed.status, printed.stdout), (2, ""))
+                self.assertIn(words, printed.stderr)
+
+    def test_its_help_has_the_contract(self) -> None:
+        printed = call("check", "--help")
+        self.assertEqual(printed.status, 0)
+        self.assertIn(CONTRACT, printed.stdout)
+
+    def test_ctrl_c_kills_what_still_runs(self) -> None:
+        stops: list[threading.Event] = []
+
+        def client_of(command: Any, stop: threading.Event) -> Any:
+            stops.append(stop)
+            return mock.Mock(side_effect=KeyboardInterrupt)
+
+        with mock.patch("mock_server.__main__.command_client", client_of):
+            with contextlib.redirect_stdout(io.StringIO()):
+                with self.assertRaises(KeyboardInterrupt):
+                    command_line.main(["check", "--", "x"])
+        self.assertTrue(stops[0].is_set())
+
+
+class TestControl(RagTestCase):
+    """What other test suites ask of the server."""
+
+    def get(self, server: Any, path: str) -> Any:
+        import http.client
+
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+
+    def test_the_scenarios_are_the_table(self) -> None:
+        shown = self.get(self.serve(), "/_mock/scenarios")
+        self.assertEqual([each["name"] for each in shown], [each.name for each in TABLE])
+        expected = {
+            "name": "rerank-nothing",
+            "group": "dialects",
+            "serves": "no row",
+            "expected": "abstains",
+            "stage": "rerank",
+            "rerank": True,
+            "requests": ["/embeddings", "/rerank"],
+        }
+        self.assertIn(expected, shown)
+
+    def test_a_report_is_the_verdict_on_the_requests_of_a_run(self) -> None:
+        server = self.serve()
+        passed = {"scenario": "http-500", "verdict": "passed", "findings": []}
+        run_rag(environ=server.environment("http-500", run="one"))
+        run_rag(environ={**server.environment(run="two"), "RAG_SOURCES": "11"})
+        one = self.get(server, "/run/one/_mock/report")
+        self.assertEqual(one, {**passed, "requests": ["/embeddings"]})
+        two = self.get(server, "/run/two/_mock/report")
+        self.assertEqual(two["verdict"], "failed")
+        self.assertEqual([each["code"] for each in two["findings"]], ["sources-too-many"])
+        self.assertEqual(two["requests"], ["/embeddings", "/rerank", "/chat/completions"])
+
+    def test_a_report_without_requests_says_that_none_came(self) -> None:
+        report = self.get(self.serve(), "/_mock/report")
+        self.assertEqual([each["code"] for each in report["findings"]], ["no-request"])
+
+    def test_a_report_takes_an_unknown_scenario_as_a_request_that_was_refused(self) -> None:
+        server = self.serve()
+        environ = {**server.environment(), "API_BASE_URL": server.base_url("none")}
+        run_rag(environ=environ)
+        report = self.get(server, "/_mock/report")
+        self.assertEqual([each["code"] for each in report["findings"]], ["request-refused"])
+
+
+class TestRow(unittest.TestCase):
+    def test_a_row_has_the_codes_of_its_findings_and_no_blank_at_its_end(self) -> None:
+        scenario = Scenario("own", "plain", "faithful replies", ANSWERS)
+        judged = Judged(scenario, [], 0, [])
+        self.assertEqual(row(judged, (5, 9)), "own    answers    passed")
+        finding = Finding("own", FAULT, "hang", "t", "e", "c\x1b", "", "a")
+        failed = Judged(scenario, [], None, [finding, finding])
+        self.assertEqual(row(failed, (5, 9)), "own    answers    failed  hang hang")
+        self.assertIn(r"  came      c\x1b", list(explained([failed])))
