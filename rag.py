@@ -35,7 +35,6 @@ import contextlib
 import gc
 import heapq
 import html
-import http.cookiejar
 import inspect
 import json
 import math
@@ -48,6 +47,7 @@ import urllib.request
 from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
 
@@ -369,13 +369,6 @@ class Run:
     explain: Callable[[str], None]
 
 
-class NoCookies(http.cookiejar.CookieJar):
-    """A jar that takes none: a server sets nothing that a later request carries."""
-
-    def extract_cookies(self, response: Any, request: Any) -> None:
-        pass
-
-
 def connect(settings: Settings) -> dict[str, Endpoint]:
     """{path: endpoint}; one client a server. Raises RagError if a client cannot be made."""
     # The SDK reads OPENAI_* by itself: one variable replaces the Authorization header, another
@@ -394,6 +387,8 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
     }
     if not settings.rerank_model:
         del paths["/rerank"]  # no client for, and no warning of, a server that is not asked
+    # A jar for no kind of cookie: a server sets nothing that a later request carries.
+    no_cookies = CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False))
     clients: dict[str, OpenAI] = {}
     endpoints = {}
     for path, own in paths.items():
@@ -402,7 +397,7 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
             clients[server] = clients.get(server) or OpenAI(
                 base_url=url, api_key=key, timeout=settings.timeout, max_retries=settings.retries,
                 # A redirect can carry the records to another host, or turn a POST into a GET.
-                http_client=DefaultHttpxClient(follow_redirects=False, cookies=NoCookies()),
+                http_client=DefaultHttpxClient(follow_redirects=False, cookies=no_cookies),
             )
         except Exception as error:  # files, proxies and addresses fail, each in a way of its own
             names = [name for name in os.environ if re.match(r"(?i).*_proxy|ssl_cert_", name)]
