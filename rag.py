@@ -49,7 +49,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # connect() loads the SDK, once there is something to ask for
     import openai
@@ -60,6 +60,7 @@ SAMPLE_QUESTION = "When is the library open on Saturday?"
 Record: TypeAlias = Mapping[str, Any]  # a checked entry: id, text, maybe title, other fields
 Candidate: TypeAlias = tuple[Record, float]  # with its similarity or, once reranked, that score
 Vector: TypeAlias = "array[float]"  # type "f": 6 kB for 1,536 numbers, where a list takes 62 kB
+Kind = TypeVar("Kind")
 
 
 class RagError(Exception):
@@ -72,6 +73,25 @@ def require(rule: object, reason: str) -> None:
     """Nothing, if the rule holds. Raises RagError(reason) if it is falsy."""
     if not rule:
         raise RagError(reason)
+
+
+KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
+
+
+def describe(value: Any) -> str:
+    """A JSON value without its text: describe(7) == "7", describe([7]) == "a list of 1"."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if type(value) is int and abs(value) < 10**9:
+        return str(value)
+    return {**KINDS, bool: "a bool", type(None): "null"}.get(type(value), "missing")
+
+
+def expect(value: Any, kind: type[Kind], name: str) -> Kind:
+    """`value`, which is of that kind. Raises RagError: "the content is null, not a string"."""
+    if not isinstance(value, kind):
+        raise RagError(f"{name} is {describe(value)}, not {KINDS[kind]}")
+    return value
 
 
 @contextlib.contextmanager
@@ -199,8 +219,7 @@ def read_knowledge(path: str) -> list[Record]:
     else:
         hint = "an object, not an array of objects; if it has one a line, name the file .jsonl"
         require(not data.lstrip().startswith(b"{"), f"{file}: {hint}")
-        array = loads(data, file)
-        require(isinstance(array, list), f"{file}: {describe(array)}, not an array of objects")
+        array = expect(loads(data, file), list, f"{file}: what must be an array of objects")
         entries = [(f"{file}, record {i}", entry) for i, entry in enumerate(array, 1)]
     require(entries, f"{file} holds no record")
     places: dict[str, str] = {}
@@ -218,13 +237,10 @@ def read_knowledge(path: str) -> list[Record]:
 
 def check_record(entry: Any) -> str:
     """The id of an entry that is a record. Raises RagError with the rule that it breaks."""
-    require(isinstance(entry, dict), f"{describe(entry)}, not an object")
-    plain(entry)
+    plain(expect(entry, dict, "the record"))
     for name in ("id", "text", *(["title"] if "title" in entry else [])):
-        value = entry.get(name)
-        shown = describe(value) if name in entry else "missing"
-        require(isinstance(value, str), f"{name} is {shown}, not a string")
-        require(value.strip(), f"{name} is blank")
+        text = expect(entry.get(name, MISSING), str, name)
+        require(text.strip(), f"{name} is blank")
     fault = re.search(r"^\s|\s$|[\x00-\x1f\x7f-\x9f]", entry["id"])
     require(not fault, "the id has white space around it, or a control character")
     return str(entry["id"])
@@ -334,16 +350,6 @@ def not_json(text: str, message: str) -> str:
     }
     other = f"not JSON: {message}" if start else "empty"
     return next((known[opening] for opening in known if start.startswith(opening)), other)
-
-
-def describe(value: Any) -> str:
-    """A JSON value without its text: describe(7) == "7", describe([7]) == "a list of 1"."""
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if type(value) is int and abs(value) < 10**9:
-        return str(value)
-    names = {str: "a string", int: "a number", float: "a number", dict: "an object", bool: "a bool"}
-    return names.get(type(value), "null")
 
 
 # ---- the service: the one way that every request takes -------------------------------------------
@@ -507,8 +513,7 @@ def check_embeddings(reply: Any, count: int, encoding: str, length: int = 0) -> 
     """The vectors for `count` inputs, in the order of the inputs: bound by index, not by position.
 
     All have one length: `length`, if an earlier batch has set it. Raises RagError."""
-    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
-    rows: Any = reply.get("data")
+    rows: Any = expect(reply, dict, "the reply").get("data")
     whole = isinstance(rows, list) and len(rows) == count
     require(whole, f"`data` is {describe(rows)}, not a list of {count} vectors")
     vectors: dict[int, Vector] = {}
@@ -525,8 +530,8 @@ def check_index(row: Any, place: str, count: int, taken: Container[int], absent:
 
     Some servers leave out whatever is 0. Where there must be a row for each of them, an index that
     is missing or null can only be 0 (`absent`); where rows may be fewer it is not known."""
-    require(isinstance(row, dict), f"{place} is {describe(row)}, not an object")
-    index = absent if row.get("index") is None else row["index"]
+    index = expect(row, dict, place).get("index")
+    index = absent if index is None else index
     known = type(index) is int and 0 <= index < count  # type(), because a bool is an int
     require(known, f"{place} has the index {describe(index)}, not one of 0 to {count - 1}")
     require(index not in taken, f"{place} has the index {index}, for the second time")
@@ -663,8 +668,7 @@ def response_format(form: str, ids: Sequence[str]) -> dict[str, Any]:
 
 def check_completion(reply: Any) -> str:
     """The text of the only choice, which the model ended by itself. Raises RagError."""
-    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
-    choices: Any = reply.get("choices")
+    choices: Any = expect(reply, dict, "the reply").get("choices")
     single = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
     require(single, f"`choices` is {describe(choices)}, not a list of exactly one object")
     # Looked at before the text, because text that was cut off can be valid JSON.
@@ -673,27 +677,22 @@ def check_completion(reply: Any) -> str:
     shown = f'"{reason}"' if word else describe(reason)
     advice = "; it was cut off: allow more tokens in API_CHAT_OPTIONS" if reason == "length" else ""
     require(reason == "stop", f'finish_reason is {shown}, not "stop"{advice}')
-    message = choices[0].get("message")
-    require(isinstance(message, dict), f"the message is {describe(message)}, not an object")
+    message = expect(choices[0].get("message"), dict, "the message")
     require(not message.get("refusal"), "the model refuses to answer")
     calls = message.get("tool_calls") or message.get("function_call")
     require(not calls, "the model calls a tool, and was offered none")
-    text = message.get("content")
-    require(isinstance(text, str), f"the content is {describe(text)}, not a string")
-    return str(text)
+    return expect(message.get("content"), str, "the content")
 
 
 def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
     """{"answer", "source_ids"}, where every id is one that was sent. Raises RagError.
 
     check_answer('{"answer": null, "source_ids": []}', ["a"]) is an abstention."""
-    reply: dict[str, Any] = strict_json(text, "the model's text")
-    require(isinstance(reply, dict), f"the model's text is {describe(reply)}, not an object")
+    reply = expect(strict_json(text, "the model's text"), dict, "the model's text")
     require(set(reply) == {"answer", "source_ids"}, "the keys are not `answer` and `source_ids`")
-    answer, ids = reply["answer"], reply["source_ids"]
-    require(isinstance(ids, list), f"source_ids is {describe(ids)}, not a list")
+    answer, ids = reply["answer"], expect(reply["source_ids"], list, "source_ids")
     for i, cited in enumerate(ids):
-        require(isinstance(cited, str), f"source_ids[{i}] is {describe(cited)}, not a string")
+        expect(cited, str, f"source_ids[{i}]")
         # At most 23 characters: of a model that sends text for an id, no 24 in a row are shown.
         shown = f'source_ids[{i}] is "{shortened(cited, 23)}"'
         require(cited in sent, f"{shown}, which is not the id of a source that was sent")
