@@ -641,18 +641,16 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
         text = check_completion(replies[-1])
         try:
             checked = check_answer(text, ids)
-            break
         except RagError as error:
             reason = f"reply {attempt} of {settings.attempts} rejected: {error}"
             run.explain(f"answer: {reason}")
-            if attempt == settings.attempts:
-                advice = "API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help"
-                raise RagError(f"{reason}; {advice}") from None
             again = f"That was rejected: {error}. Reply again, with the JSON object only."
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
-    cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
-    run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
-    return checked
+        else:
+            cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
+            run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
+            return checked
+    raise RagError(f"{reason}; API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help")
 
 
 def response_format(form: str, ids: Sequence[str]) -> dict[str, Any]:
