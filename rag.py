@@ -33,7 +33,6 @@ import base64
 import codecs
 import contextlib
 import gc
-import heapq
 import html
 import inspect
 import json
@@ -568,7 +567,7 @@ def rank(vectors: Sequence[Vector], records: Sequence[Record], run: Run) -> list
     target = tuple(vectors[0])
     distances = [math.dist(target, vector) for vector in vectors[1:]]
     keep = run.settings.candidates if run.settings.rerank_model else run.settings.sources
-    nearest = heapq.nsmallest(keep, range(len(records)), key=distances.__getitem__)
+    nearest = sorted(range(len(records)), key=distances.__getitem__)[:keep]
     ranked = [(records[i], max(-1.0, 1 - distances[i] ** 2 / 2)) for i in nearest]
     kept = [candidate for candidate in ranked if candidate[1] >= run.settings.min_similarity]
     dropped = f"below RAG_MIN_SIMILARITY: {scores(ranked[len(kept) :])}"
