@@ -375,7 +375,7 @@ class Run:
 
 
 def connect(settings: Settings) -> dict[str, Endpoint]:
-    """{path: endpoint}; one client a server. Raises RagError if a client cannot be made."""
+    """{path: endpoint}, over one HTTP client. Raises RagError if a client cannot be made."""
     # The SDK reads OPENAI_* by itself: one variable replaces the Authorization header, another
     # prints request bodies, and that one is read by the import.
     for name in [name for name in os.environ if name.startswith("OPENAI_")]:
@@ -385,31 +385,29 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
     except Exception as error:  # a package that does not fit another fails in ways of its own
         reason = f"cannot import openai ({shortened(str(error), 100)})"
         raise RagError(f"{reason}; run `python -m pip install -U openai`") from None
-    paths = {
-        "/embeddings": ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key),
-        "/rerank": ("API_RERANK", settings.rerank_base_url, settings.rerank_key),
-        "/chat/completions": ("API", settings.base_url, settings.key),
-    }
-    if not settings.rerank_model:
-        del paths["/rerank"]  # no client for, and no warning of, a server that is not asked
+    chat = ("API", settings.base_url, settings.key)
+    embedding = ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key)
+    paths = {"/chat/completions": chat, "/embeddings": embedding}
+    if settings.rerank_model:  # no client for, and no warning of, a server that is not asked
+        paths["/rerank"] = ("API_RERANK", settings.rerank_base_url, settings.rerank_key)
     # A jar for no kind of cookie: a server sets nothing that a later request carries.
     no_cookies = CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False))
-    clients: dict[str, OpenAI] = {}
-    endpoints = {}
+    shared, endpoints = None, {}
     for path, own in paths.items():
-        server, url, key = own if own[1] else paths["/chat/completions"]
+        server, url, key = own if own[1] else chat
         try:
-            clients[server] = clients.get(server) or OpenAI(
-                base_url=url, api_key=key, timeout=settings.timeout, max_retries=settings.retries,
-                # A redirect can carry the records to another host, or turn a POST into a GET.
-                http_client=DefaultHttpxClient(follow_redirects=False, cookies=no_cookies),
+            # A redirect can carry the records to another host, or turn a POST into a GET.
+            shared = shared or DefaultHttpxClient(follow_redirects=False, cookies=no_cookies)
+            client = OpenAI(
+                base_url=url, api_key=key, http_client=shared,
+                timeout=settings.timeout, max_retries=settings.retries,
             )
         except Exception as error:  # files, proxies and addresses fail, each in a way of its own
             names = [name for name in os.environ if re.match(r"(?i).*_proxy|ssl_cert_", name)]
             reason = f"{type(error).__name__} while making the HTTP client"
             raise RagError(f"{reason}; look at {server}_BASE_URL {' '.join(names)}") from None
         # Joined here and nowhere else: a path that began with two slashes would be another host.
-        endpoints[path] = Endpoint(server, own[0], url.rstrip("/") + path, clients[server])
+        endpoints[path] = Endpoint(server, own[0], url.rstrip("/") + path, client)
     return endpoints
 
 
@@ -891,12 +889,9 @@ def document(argv: Sequence[str] | None) -> str:
     owners = {question: "the question", **{passage(record): record["id"] for record in records}}
     explain = (lambda line: tell(blotted(line))) if options.explain else lambda line: None
     indent = 2 if sys.stdout and sys.stdout.isatty() else None
-    try:
+    with endpoints["/chat/completions"].client:  # closes the connections, which all share
         result = answer(question, records, Run(settings, endpoints, owners, explain))
-        return json.dumps(result, ensure_ascii=False, indent=indent)
-    finally:
-        for endpoint in endpoints.values():
-            endpoint.client.close()
+    return json.dumps(result, ensure_ascii=False, indent=indent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
