@@ -902,15 +902,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     130  Ctrl-C
     """
     try:
-        text = document(argv)
+        write(sys.stdout, document(argv))
     except RagError as error:
         tell(f"rag.py: {error.stage}: {shortened(str(error), 470)}")
         return 2 if error.stage in ("usage", "settings", "knowledge") else 1
-    try:
-        write(sys.stdout, text)
     except BrokenPipeError:  # the reader has left, and needs no word
         return 1
-    except OSError as error:
+    except OSError as error:  # of write(): document() raises none
         tell(f"rag.py: publish: cannot write to stdout: {error.strerror}")
         return 1
     return 0
