@@ -167,14 +167,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             missing.append(variable)
     advice = "`python -m mock_server run -- python rag.py` runs without an account"
     require(not missing, f"not set: {', '.join(missing)} (see --help); {advice}")
+    for name in ("embedding", "rerank"):
+        both = (f"{name}_base_url" in values) == (f"{name}_key" in values)
+        url, key = f"API_{name.upper()}_BASE_URL", f"API_{name.upper()}_KEY"
+        require(both, f"{url} and {key} go together: no key goes to another server")
     settings = Settings(**values)
-    both = "{0}_BASE_URL and {0}_KEY go together: no key goes to another server"
-    pair = bool(settings.embedding_base_url) == bool(settings.embedding_key)
-    require(pair, both.format("API_EMBEDDING"))
-    pair = bool(settings.rerank_base_url) == bool(settings.rerank_key)
-    require(pair, both.format("API_RERANK"))
-    options = strict_json(settings.chat_options, "API_CHAT_OPTIONS")
-    taken = OUR_CHAT_OPTIONS & set(options)
+    taken = OUR_CHAT_OPTIONS & set(strict_json(settings.chat_options, "API_CHAT_OPTIONS"))
     require(not taken, f"API_CHAT_OPTIONS may not hold {', '.join(sorted(taken))}")
     return settings
 
