@@ -34,7 +34,6 @@ import codecs
 import contextlib
 import gc
 import html
-import inspect
 import json
 import math
 import os
@@ -158,12 +157,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """The settings in `environ`. Raises RagError: the first that is wrong, or all missing."""
     values: dict[str, Any] = {}
     missing = []
-    for each in fields(Settings):
-        variable = each.metadata["variable"]
+    for row in fields(Settings):
+        variable = row.metadata["variable"]
         text = environ.get(variable, "")
         if text.strip() or (text and variable.endswith("PREFIX")):  # elsewhere blank is unset
-            values[each.name] = read_setting(variable, each.metadata["form"], text)
-        elif each.default is MISSING:
+            values[row.name] = read_setting(variable, row.metadata["form"], text)
+        elif row.default is MISSING:
             missing.append(variable)
     advice = "`python -m mock_server run -- python rag.py` runs without an account"
     require(not missing, f"not set: {', '.join(missing)} (see --help); {advice}")
@@ -840,12 +839,11 @@ def arguments() -> Arguments:
     parser.add_argument("--explain", action="store_true", help="a line a stage on stderr")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = ["environment variables:"]
-    for each in fields(Settings):
-        shown = f"default: {each.default}"
-        default = {MISSING: "required", "": "optional"}.get(each.default, shown)
-        lines.append(f"  {each.metadata['variable']:<24}{each.metadata['meaning']} ({default})")
-        lines.append(f"{'':28}{allowed(each.metadata['form'])}")
-    parser.epilog = "\n".join([*lines, "", inspect.cleandoc(main.__doc__ or "")])
+    for row in fields(Settings):
+        default = {MISSING: "required", "": "optional"}.get(row.default, f"default: {row.default}")
+        lines.append(f"  {row.metadata['variable']:<24}{row.metadata['meaning']} ({default})")
+        lines.append(f"{'':28}{allowed(row.metadata['form'])}")
+    parser.epilog = "\n".join([*lines, "", main.__doc__ or ""])
     return parser
 
 
@@ -897,8 +895,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0  published: an answer, or an abstention (the answer is null) with its reason
     1  a stage failed (embeddings, rerank, answer, publish), or stdout is closed or full
     2  usage, settings or knowledge: nothing was sent
-    130  Ctrl-C
-    """
+    130  Ctrl-C"""
     try:
         write(sys.stdout, document(argv))
     except RagError as error:
