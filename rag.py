@@ -426,13 +426,11 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
         said = "" if "Protocol" in cause else f" {quoted(str(error.__cause__), run)}"
         raise RagError(f"the connection to {url} failed; {look}{proxy}; {cause}{said}") from None
     except openai.APIStatusError as error:
-        inputs = body["input"] if path == "/embeddings" else []
-        raise RagError(f"{url} answered {refusal(error, endpoint, run, inputs)}") from None
+        raise RagError(f"{url} answered {refusal(error, endpoint, run, body)}") from None
     except Exception as error:  # what the SDK lets through: an unknown charset, a date that is none
         raise RagError(f"{url} sent what the SDK cannot read ({type(error).__name__})") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
-    page = f"{url} answered with HTML; {look} (most end in /v1)"
-    require(not data.lstrip().startswith(b"<"), page)
+    require(data.lstrip()[:1] != b"<", f"{url} answered with HTML; {look} (most end in /v1)")
     reply = strict_json(data, url)
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
         raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
@@ -448,13 +446,13 @@ ADVICE = {
 }
 
 
-def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, inputs: Sequence[str]) -> str:
-    """What an HTTP status means, and what to look at. `inputs` are what was to be embedded."""
+def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, body: Mapping[str, Any]) -> str:
+    """What an HTTP status means, and what to look at. `body` is what was sent."""
     status, headers, text = error.status_code, error.response.headers, error_text(error.body)
     advice = ADVICE.get(status if status >= 400 else 300, "")
     parts = [str(status), advice.format(server=at.server, model=at.model)]
-    if inputs and status in (400, 413, 422, 500):
-        longest = max(inputs, key=len)
+    if at.model == "API_EMBEDDING" and status in (400, 413, 422, 500):
+        longest = max(body["input"], key=len)
         owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
         size = f'the longest input, "{shortened(owner, 60)}", has {len(longest)} characters'
         parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; {size}")
