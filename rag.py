@@ -600,8 +600,7 @@ def check_rerank(reply: Any, count: int) -> list[tuple[int, float]]:
         values = [row[name] for name in ("relevance_score", "score") if name in row]
         require(len(values) == 1, f"result {i} needs one of `relevance_score` and `score`")
         number = type(values[0]) in (int, float) and abs(values[0]) <= sys.float_info.max
-        score = describe(values[0])
-        require(number, f"result {i} has a score that is {score}, not a finite number")
+        require(number, f"result {i} has the score {describe(values[0])}, not a finite number")
         ranked[index] = float(values[0])
     return sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
 
