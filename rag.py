@@ -779,12 +779,11 @@ def quoted(text: str, run: Run) -> str:
     spelled = f"{letters(shown)} {letters(undone(shown))}"
     if any((letters(key) or key) in f"{spelled} {shown}" for key in our_keys()):
         return "(not shown: it holds the key)"
-    lines = {letters(line) for private in run.owners for line in private.splitlines()}
-    everything = letters("\n".join(run.owners))
-    windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
-    if any(window in everything for window in windows) or any(
-        line in spelled for line in lines if len(line.encode()) > 5
-    ):
+    lines = [letters(line) for private in run.owners for line in private.splitlines()]
+    everything = "".join(lines)
+    whole = any(line in spelled for line in lines if len(line.encode()) > 5)
+    part = any(spelled[i : i + 16] in everything for i in range(len(spelled) - 15))
+    if whole or part:
         return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
 
