@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import codecs
 import contextlib
 import gc
 import html
@@ -185,8 +184,8 @@ def read_setting(variable: str, form: Any, text: str) -> Any:
         with contextlib.suppress(ValueError):
             value = type(form[0])(text)
         fits = value is not text and form[0] <= value <= form[1]
-    secret = variable.endswith(("_KEY", "_URL"))  # an address may hold a password
-    shown = "" if secret else f'; found "{shortened(text, 40)}"'
+    # A key is never shown, nor is an address, which may hold a password.
+    shown = "" if variable.endswith(("_KEY", "_URL")) else f'; found "{shortened(text, 40)}"'
     require(fits, f"{variable} must be {allowed(form)}{shown}")
     return value
 
@@ -206,7 +205,7 @@ def read_knowledge(path: str) -> list[Record]:
     Raises RagError, which names the file, the record and the rule that it breaks."""
     file = shortened(path, 100)
     try:
-        data = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+        data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     except OSError as error:
         raise RagError(f"cannot read {file}: {error.strerror} (see --knowledge)") from None
     if path.lower().endswith(".jsonl"):
