@@ -678,19 +678,17 @@ def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
     check_answer('{"answer": null, "source_ids": []}', ["a"]) is an abstention."""
     reply = expect(strict_json(text, "the model's text"), dict, "the model's text")
     require(set(reply) == {"answer", "source_ids"}, "the keys are not `answer` and `source_ids`")
-    answer, ids = reply["answer"], expect(reply["source_ids"], list, "source_ids")
+    said, ids = reply["answer"], expect(reply["source_ids"], list, "source_ids")
     for i, cited in enumerate(ids):
         expect(cited, str, f"source_ids[{i}]")
         # At most 23 characters: of a model that sends text for an id, no 24 in a row are shown.
         shown = f'source_ids[{i}] is "{shortened(cited, 23)}"'
         require(cited in sent, f"{shown}, which is not the id of a source that was sent")
         require(cited not in ids[:i], f"{shown}, for the second time")
-    if answer is None:
-        require(not ids, "the answer is null, and yet it cites sources")
-    else:
-        require(isinstance(answer, str), f"the answer is {describe(answer)}, not a string or null")
-        require(answer.strip(), "the answer is blank")
-        require(ids, "the answer cites no source")
+    require(isinstance(said, str | None), f"the answer is {describe(said)}, not a string or null")
+    require(said is None or said.strip(), "the answer is blank")
+    require(said is None or ids, "the answer cites no source")
+    require(said is not None or not ids, "the answer is null, and yet it cites sources")
     return reply
 
 
