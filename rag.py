@@ -314,20 +314,18 @@ def members(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
 def plain(value: Any, depth: int = 0) -> Any:
     """`value` itself. Raises RagError for what not every JSON reader reads, or reads the same."""
     require(depth <= 100, "nesting more than 100 deep")
-    inside: Sequence[Any] = ()
     if isinstance(value, str):
         require(encodable(value), "half of a surrogate pair")
     elif isinstance(value, float):
         require(math.isfinite(value), "NaN, Infinity or a number too large")
     elif isinstance(value, dict):
         require(None not in value, "a repeated key")
-        inside = (*value, *value.values())
+        plain([*value, *value.values()], depth)
     elif isinstance(value, list) and set(map(type, value)) == {float}:  # a vector, at C's speed
         require(all(map(math.isfinite, value)), "NaN, Infinity or a number too large")
     elif isinstance(value, list):
-        inside = value
-    for item in inside:
-        plain(item, depth + 1)
+        for item in value:
+            plain(item, depth + 1)
     return value
 
 
