@@ -902,9 +902,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     gc.disable()  # a short run leaves no cycles worth the walks through the SDK's modules
-    try:
+    status = 130  # where Ctrl-C cuts main() short
+    with contextlib.suppress(KeyboardInterrupt):
         status = main()
-    except KeyboardInterrupt:
-        status = 130
     # A normal exit waits for requests in flight, and walks every module of the SDK once more.
     os._exit(status)
