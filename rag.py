@@ -97,7 +97,7 @@ def stage(name: str) -> Iterator[None]:
     try:
         yield
     except RagError as error:
-        error.stage = error.stage or name
+        error.stage = name
         raise
 
 
