@@ -30,13 +30,9 @@ from __future__ import annotations
 
 import argparse
 import base64
-import codecs
 import contextlib
 import gc
-import heapq
 import html
-import http.cookiejar
-import inspect
 import json
 import math
 import os
@@ -48,8 +44,9 @@ import urllib.request
 from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # connect() loads the SDK, once there is something to ask for
     import openai
@@ -60,6 +57,7 @@ SAMPLE_QUESTION = "When is the library open on Saturday?"
 Record: TypeAlias = Mapping[str, Any]  # a checked entry: id, text, maybe title, other fields
 Candidate: TypeAlias = tuple[Record, float]  # with its similarity or, once reranked, that score
 Vector: TypeAlias = "array[float]"  # type "f": 6 kB for 1,536 numbers, where a list takes 62 kB
+Kind = TypeVar("Kind")
 
 
 class RagError(Exception):
@@ -74,13 +72,32 @@ def require(rule: object, reason: str) -> None:
         raise RagError(reason)
 
 
+KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
+
+
+def describe(value: Any) -> str:
+    """A JSON value without its text: describe(7) == "7", describe([7]) == "a list of 1"."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if type(value) is int and abs(value) < 10**9:
+        return str(value)
+    return {**KINDS, bool: "a bool", type(None): "null"}.get(type(value), "missing")
+
+
+def expect(value: Any, kind: type[Kind], name: str) -> Kind:
+    """`value`, which is of that kind. Raises RagError: "the content is null, not a string"."""
+    if not isinstance(value, kind):
+        raise RagError(f"{name} is {describe(value)}, not {KINDS[kind]}")
+    return value
+
+
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
     """Gives its name to a RagError that is raised inside."""
     try:
         yield
     except RagError as error:
-        error.stage = error.stage or name
+        error.stage = name
         raise
 
 
@@ -139,23 +156,21 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """The settings in `environ`. Raises RagError: the first that is wrong, or all missing."""
     values: dict[str, Any] = {}
     missing = []
-    for each in fields(Settings):
-        variable = each.metadata["variable"]
+    for row in fields(Settings):
+        variable = row.metadata["variable"]
         text = environ.get(variable, "")
         if text.strip() or (text and variable.endswith("PREFIX")):  # elsewhere blank is unset
-            values[each.name] = read_setting(variable, each.metadata["form"], text)
-        elif each.default is MISSING:
+            values[row.name] = read_setting(variable, row.metadata["form"], text)
+        elif row.default is MISSING:
             missing.append(variable)
     advice = "`python -m mock_server run -- python rag.py` runs without an account"
     require(not missing, f"not set: {', '.join(missing)} (see --help); {advice}")
+    for name in ("embedding", "rerank"):
+        both = (f"{name}_base_url" in values) == (f"{name}_key" in values)
+        url, key = f"API_{name.upper()}_BASE_URL", f"API_{name.upper()}_KEY"
+        require(both, f"{url} and {key} go together: no key goes to another server")
     settings = Settings(**values)
-    both = "{0}_BASE_URL and {0}_KEY go together: no key goes to another server"
-    pair = bool(settings.embedding_base_url) == bool(settings.embedding_key)
-    require(pair, both.format("API_EMBEDDING"))
-    pair = bool(settings.rerank_base_url) == bool(settings.rerank_key)
-    require(pair, both.format("API_RERANK"))
-    options = strict_json(settings.chat_options, "API_CHAT_OPTIONS")
-    taken = OUR_CHAT_OPTIONS & set(options)
+    taken = OUR_CHAT_OPTIONS & set(strict_json(settings.chat_options, "API_CHAT_OPTIONS"))
     require(not taken, f"API_CHAT_OPTIONS may not hold {', '.join(sorted(taken))}")
     return settings
 
@@ -169,8 +184,8 @@ def read_setting(variable: str, form: Any, text: str) -> Any:
         with contextlib.suppress(ValueError):
             value = type(form[0])(text)
         fits = value is not text and form[0] <= value <= form[1]
-    secret = variable.endswith(("_KEY", "_URL"))  # an address may hold a password
-    shown = "" if secret else f'; found "{shortened(text, 40)}"'
+    # A key is never shown, nor is an address, which may hold a password.
+    shown = "" if variable.endswith(("_KEY", "_URL")) else f'; found "{shortened(text, 40)}"'
     require(fits, f"{variable} must be {allowed(form)}{shown}")
     return value
 
@@ -190,7 +205,7 @@ def read_knowledge(path: str) -> list[Record]:
     Raises RagError, which names the file, the record and the rule that it breaks."""
     file = shortened(path, 100)
     try:
-        data = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+        data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     except OSError as error:
         raise RagError(f"cannot read {file}: {error.strerror} (see --knowledge)") from None
     if path.lower().endswith(".jsonl"):
@@ -199,8 +214,7 @@ def read_knowledge(path: str) -> list[Record]:
     else:
         hint = "an object, not an array of objects; if it has one a line, name the file .jsonl"
         require(not data.lstrip().startswith(b"{"), f"{file}: {hint}")
-        array = loads(data, file)
-        require(isinstance(array, list), f"{file}: {describe(array)}, not an array of objects")
+        array = expect(loads(data, file), list, f"{file}: what must be an array of objects")
         entries = [(f"{file}, record {i}", entry) for i, entry in enumerate(array, 1)]
     require(entries, f"{file} holds no record")
     places: dict[str, str] = {}
@@ -218,13 +232,10 @@ def read_knowledge(path: str) -> list[Record]:
 
 def check_record(entry: Any) -> str:
     """The id of an entry that is a record. Raises RagError with the rule that it breaks."""
-    require(isinstance(entry, dict), f"{describe(entry)}, not an object")
-    plain(entry)
+    plain(expect(entry, dict, "the record"))
     for name in ("id", "text", *(["title"] if "title" in entry else [])):
-        value = entry.get(name)
-        shown = describe(value) if name in entry else "missing"
-        require(isinstance(value, str), f"{name} is {shown}, not a string")
-        require(value.strip(), f"{name} is blank")
+        text = expect(entry.get(name, MISSING), str, name)
+        require(text.strip(), f"{name} is blank")
     fault = re.search(r"^\s|\s$|[\x00-\x1f\x7f-\x9f]", entry["id"])
     require(not fault, "the id has white space around it, or a control character")
     return str(entry["id"])
@@ -303,20 +314,18 @@ def members(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
 def plain(value: Any, depth: int = 0) -> Any:
     """`value` itself. Raises RagError for what not every JSON reader reads, or reads the same."""
     require(depth <= 100, "nesting more than 100 deep")
-    inside: Sequence[Any] = ()
     if isinstance(value, str):
         require(encodable(value), "half of a surrogate pair")
     elif isinstance(value, float):
         require(math.isfinite(value), "NaN, Infinity or a number too large")
     elif isinstance(value, dict):
         require(None not in value, "a repeated key")
-        inside = (*value, *value.values())
+        plain([*value, *value.values()], depth)
     elif isinstance(value, list) and set(map(type, value)) == {float}:  # a vector, at C's speed
         require(all(map(math.isfinite, value)), "NaN, Infinity or a number too large")
     elif isinstance(value, list):
-        inside = value
-    for item in inside:
-        plain(item, depth + 1)
+        for item in value:
+            plain(item, depth + 1)
     return value
 
 
@@ -334,16 +343,6 @@ def not_json(text: str, message: str) -> str:
     }
     other = f"not JSON: {message}" if start else "empty"
     return next((known[opening] for opening in known if start.startswith(opening)), other)
-
-
-def describe(value: Any) -> str:
-    """A JSON value without its text: describe(7) == "7", describe([7]) == "a list of 1"."""
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if type(value) is int and abs(value) < 10**9:
-        return str(value)
-    names = {str: "a string", int: "a number", float: "a number", dict: "an object", bool: "a bool"}
-    return names.get(type(value), "null")
 
 
 # ---- the service: the one way that every request takes -------------------------------------------
@@ -369,15 +368,8 @@ class Run:
     explain: Callable[[str], None]
 
 
-class NoCookies(http.cookiejar.CookieJar):
-    """A jar that takes none: a server sets nothing that a later request carries."""
-
-    def extract_cookies(self, response: Any, request: Any) -> None:
-        pass
-
-
 def connect(settings: Settings) -> dict[str, Endpoint]:
-    """{path: endpoint}; one client a server. Raises RagError if a client cannot be made."""
+    """{path: endpoint}, over one HTTP client. Raises RagError if a client cannot be made."""
     # The SDK reads OPENAI_* by itself: one variable replaces the Authorization header, another
     # prints request bodies, and that one is read by the import.
     for name in [name for name in os.environ if name.startswith("OPENAI_")]:
@@ -387,29 +379,29 @@ def connect(settings: Settings) -> dict[str, Endpoint]:
     except Exception as error:  # a package that does not fit another fails in ways of its own
         reason = f"cannot import openai ({shortened(str(error), 100)})"
         raise RagError(f"{reason}; run `python -m pip install -U openai`") from None
-    paths = {
-        "/embeddings": ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key),
-        "/rerank": ("API_RERANK", settings.rerank_base_url, settings.rerank_key),
-        "/chat/completions": ("API", settings.base_url, settings.key),
-    }
-    if not settings.rerank_model:
-        del paths["/rerank"]  # no client for, and no warning of, a server that is not asked
-    clients: dict[str, OpenAI] = {}
-    endpoints = {}
+    chat = ("API", settings.base_url, settings.key)
+    embedding = ("API_EMBEDDING", settings.embedding_base_url, settings.embedding_key)
+    paths = {"/chat/completions": chat, "/embeddings": embedding}
+    if settings.rerank_model:  # no client for, and no warning of, a server that is not asked
+        paths["/rerank"] = ("API_RERANK", settings.rerank_base_url, settings.rerank_key)
+    # A jar for no kind of cookie: a server sets nothing that a later request carries.
+    no_cookies = CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False))
+    shared, endpoints = None, {}
     for path, own in paths.items():
-        server, url, key = own if own[1] else paths["/chat/completions"]
+        server, url, key = own if own[1] else chat
         try:
-            clients[server] = clients.get(server) or OpenAI(
-                base_url=url, api_key=key, timeout=settings.timeout, max_retries=settings.retries,
-                # A redirect can carry the records to another host, or turn a POST into a GET.
-                http_client=DefaultHttpxClient(follow_redirects=False, cookies=NoCookies()),
+            # A redirect can carry the records to another host, or turn a POST into a GET.
+            shared = shared or DefaultHttpxClient(follow_redirects=False, cookies=no_cookies)
+            client = OpenAI(
+                base_url=url, api_key=key, http_client=shared,
+                timeout=settings.timeout, max_retries=settings.retries,
             )
         except Exception as error:  # files, proxies and addresses fail, each in a way of its own
             names = [name for name in os.environ if re.match(r"(?i).*_proxy|ssl_cert_", name)]
             reason = f"{type(error).__name__} while making the HTTP client"
             raise RagError(f"{reason}; look at {server}_BASE_URL {' '.join(names)}") from None
         # Joined here and nowhere else: a path that began with two slashes would be another host.
-        endpoints[path] = Endpoint(server, own[0], url.rstrip("/") + path, clients[server])
+        endpoints[path] = Endpoint(server, own[0], url.rstrip("/") + path, client)
     return endpoints
 
 
@@ -431,13 +423,11 @@ def post(run: Run, path: str, body: Mapping[str, Any]) -> Any:
         said = "" if "Protocol" in cause else f" {quoted(str(error.__cause__), run)}"
         raise RagError(f"the connection to {url} failed; {look}{proxy}; {cause}{said}") from None
     except openai.APIStatusError as error:
-        inputs = body["input"] if path == "/embeddings" else []
-        raise RagError(f"{url} answered {refusal(error, endpoint, run, inputs)}") from None
+        raise RagError(f"{url} answered {refusal(error, endpoint, run, body)}") from None
     except Exception as error:  # what the SDK lets through: an unknown charset, a date that is none
         raise RagError(f"{url} sent what the SDK cannot read ({type(error).__name__})") from None
     require(response.status_code == 200, f"{url} answered {response.status_code}, not 200")
-    page = f"{url} answered with HTML; {look} (most end in /v1)"
-    require(not data.lstrip().startswith(b"<"), page)
+    require(data.lstrip()[:1] != b"<", f"{url} answered with HTML; {look} (most end in /v1)")
     reply = strict_json(data, url)
     if isinstance(reply, dict) and (reply.get("error") or reply.get("object") == "error"):
         raise RagError(f"{url} answered 200 with an error: {quoted(error_text(reply), run)}")
@@ -453,13 +443,13 @@ ADVICE = {
 }
 
 
-def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, inputs: Sequence[str]) -> str:
-    """What an HTTP status means, and what to look at. `inputs` are what was to be embedded."""
+def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, body: Mapping[str, Any]) -> str:
+    """What an HTTP status means, and what to look at. `body` is what was sent."""
     status, headers, text = error.status_code, error.response.headers, error_text(error.body)
     advice = ADVICE.get(status if status >= 400 else 300, "")
     parts = [str(status), advice.format(server=at.server, model=at.model)]
-    if inputs and status in (400, 413, 422, 500):
-        longest = max(inputs, key=len)
+    if at.model == "API_EMBEDDING" and status in (400, 413, 422, 500):
+        longest = max(body["input"], key=len)
         owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
         size = f'the longest input, "{shortened(owner, 60)}", has {len(longest)} characters'
         parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; {size}")
@@ -512,8 +502,7 @@ def check_embeddings(reply: Any, count: int, encoding: str, length: int = 0) -> 
     """The vectors for `count` inputs, in the order of the inputs: bound by index, not by position.
 
     All have one length: `length`, if an earlier batch has set it. Raises RagError."""
-    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
-    rows: Any = reply.get("data")
+    rows: Any = expect(reply, dict, "the reply").get("data")
     whole = isinstance(rows, list) and len(rows) == count
     require(whole, f"`data` is {describe(rows)}, not a list of {count} vectors")
     vectors: dict[int, Vector] = {}
@@ -530,8 +519,8 @@ def check_index(row: Any, place: str, count: int, taken: Container[int], absent:
 
     Some servers leave out whatever is 0. Where there must be a row for each of them, an index that
     is missing or null can only be 0 (`absent`); where rows may be fewer it is not known."""
-    require(isinstance(row, dict), f"{place} is {describe(row)}, not an object")
-    index = absent if row.get("index") is None else row["index"]
+    index = expect(row, dict, place).get("index")
+    index = absent if index is None else index
     known = type(index) is int and 0 <= index < count  # type(), because a bool is an int
     require(known, f"{place} has the index {describe(index)}, not one of 0 to {count - 1}")
     require(index not in taken, f"{place} has the index {index}, for the second time")
@@ -568,7 +557,7 @@ def rank(vectors: Sequence[Vector], records: Sequence[Record], run: Run) -> list
     target = tuple(vectors[0])
     distances = [math.dist(target, vector) for vector in vectors[1:]]
     keep = run.settings.candidates if run.settings.rerank_model else run.settings.sources
-    nearest = heapq.nsmallest(keep, range(len(records)), key=distances.__getitem__)
+    nearest = sorted(range(len(records)), key=distances.__getitem__)[:keep]
     ranked = [(records[i], max(-1.0, 1 - distances[i] ** 2 / 2)) for i in nearest]
     kept = [candidate for candidate in ranked if candidate[1] >= run.settings.min_similarity]
     dropped = f"below RAG_MIN_SIMILARITY: {scores(ranked[len(kept) :])}"
@@ -608,8 +597,7 @@ def check_rerank(reply: Any, count: int) -> list[tuple[int, float]]:
         values = [row[name] for name in ("relevance_score", "score") if name in row]
         require(len(values) == 1, f"result {i} needs one of `relevance_score` and `score`")
         number = type(values[0]) in (int, float) and abs(values[0]) <= sys.float_info.max
-        score = describe(values[0])
-        require(number, f"result {i} has a score that is {score}, not a finite number")
+        require(number, f"result {i} has the score {describe(values[0])}, not a finite number")
         ranked[index] = float(values[0])
     return sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
 
@@ -641,18 +629,16 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
         text = check_completion(replies[-1])
         try:
             checked = check_answer(text, ids)
-            break
         except RagError as error:
             reason = f"reply {attempt} of {settings.attempts} rejected: {error}"
             run.explain(f"answer: {reason}")
-            if attempt == settings.attempts:
-                advice = "API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help"
-                raise RagError(f"{reason}; {advice}") from None
             again = f"That was rejected: {error}. Reply again, with the JSON object only."
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
-    cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
-    run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
-    return checked
+        else:
+            cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
+            run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
+            return checked
+    raise RagError(f"{reason}; API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help")
 
 
 def response_format(form: str, ids: Sequence[str]) -> dict[str, Any]:
@@ -668,8 +654,7 @@ def response_format(form: str, ids: Sequence[str]) -> dict[str, Any]:
 
 def check_completion(reply: Any) -> str:
     """The text of the only choice, which the model ended by itself. Raises RagError."""
-    require(isinstance(reply, dict), f"the reply is {describe(reply)}, not an object")
-    choices: Any = reply.get("choices")
+    choices: Any = expect(reply, dict, "the reply").get("choices")
     single = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
     require(single, f"`choices` is {describe(choices)}, not a list of exactly one object")
     # Looked at before the text, because text that was cut off can be valid JSON.
@@ -678,37 +663,30 @@ def check_completion(reply: Any) -> str:
     shown = f'"{reason}"' if word else describe(reason)
     advice = "; it was cut off: allow more tokens in API_CHAT_OPTIONS" if reason == "length" else ""
     require(reason == "stop", f'finish_reason is {shown}, not "stop"{advice}')
-    message = choices[0].get("message")
-    require(isinstance(message, dict), f"the message is {describe(message)}, not an object")
+    message = expect(choices[0].get("message"), dict, "the message")
     require(not message.get("refusal"), "the model refuses to answer")
     calls = message.get("tool_calls") or message.get("function_call")
     require(not calls, "the model calls a tool, and was offered none")
-    text = message.get("content")
-    require(isinstance(text, str), f"the content is {describe(text)}, not a string")
-    return str(text)
+    return expect(message.get("content"), str, "the content")
 
 
 def check_answer(text: str, sent: Sequence[str]) -> dict[str, Any]:
     """{"answer", "source_ids"}, where every id is one that was sent. Raises RagError.
 
     check_answer('{"answer": null, "source_ids": []}', ["a"]) is an abstention."""
-    reply: dict[str, Any] = strict_json(text, "the model's text")
-    require(isinstance(reply, dict), f"the model's text is {describe(reply)}, not an object")
+    reply = expect(strict_json(text, "the model's text"), dict, "the model's text")
     require(set(reply) == {"answer", "source_ids"}, "the keys are not `answer` and `source_ids`")
-    answer, ids = reply["answer"], reply["source_ids"]
-    require(isinstance(ids, list), f"source_ids is {describe(ids)}, not a list")
+    said, ids = reply["answer"], expect(reply["source_ids"], list, "source_ids")
     for i, cited in enumerate(ids):
-        require(isinstance(cited, str), f"source_ids[{i}] is {describe(cited)}, not a string")
+        expect(cited, str, f"source_ids[{i}]")
         # At most 23 characters: of a model that sends text for an id, no 24 in a row are shown.
         shown = f'source_ids[{i}] is "{shortened(cited, 23)}"'
         require(cited in sent, f"{shown}, which is not the id of a source that was sent")
         require(cited not in ids[:i], f"{shown}, for the second time")
-    if answer is None:
-        require(not ids, "the answer is null, and yet it cites sources")
-    else:
-        require(isinstance(answer, str), f"the answer is {describe(answer)}, not a string or null")
-        require(answer.strip(), "the answer is blank")
-        require(ids, "the answer cites no source")
+    require(isinstance(said, str | None), f"the answer is {describe(said)}, not a string or null")
+    require(said is None or said.strip(), "the answer is blank")
+    require(said is None or ids, "the answer cites no source")
+    require(said is not None or not ids, "the answer is null, and yet it cites sources")
     return reply
 
 
@@ -796,12 +774,11 @@ def quoted(text: str, run: Run) -> str:
     spelled = f"{letters(shown)} {letters(undone(shown))}"
     if any((letters(key) or key) in f"{spelled} {shown}" for key in our_keys()):
         return "(not shown: it holds the key)"
-    lines = {letters(line) for private in run.owners for line in private.splitlines()}
-    everything = letters("\n".join(run.owners))
-    windows = (spelled[i : i + 16] for i in range(len(spelled) - 15))
-    if any(window in everything for window in windows) or any(
-        line in spelled for line in lines if len(line.encode()) > 5
-    ):
+    lines = [letters(line) for private in run.owners for line in private.splitlines()]
+    everything = "".join(lines)
+    whole = any(line in spelled for line in lines if len(line.encode()) > 5)
+    part = any(spelled[i : i + 16] in everything for i in range(len(spelled) - 15))
+    if whole or part:
         return "(not shown: it repeats the question or a record)"
     return f'"{shown}"'
 
@@ -853,12 +830,11 @@ def arguments() -> Arguments:
     parser.add_argument("--explain", action="store_true", help="a line a stage on stderr")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = ["environment variables:"]
-    for each in fields(Settings):
-        shown = f"default: {each.default}"
-        default = {MISSING: "required", "": "optional"}.get(each.default, shown)
-        lines.append(f"  {each.metadata['variable']:<24}{each.metadata['meaning']} ({default})")
-        lines.append(f"{'':28}{allowed(each.metadata['form'])}")
-    parser.epilog = "\n".join([*lines, "", inspect.cleandoc(main.__doc__ or "")])
+    for row in fields(Settings):
+        default = {MISSING: "required", "": "optional"}.get(row.default, f"default: {row.default}")
+        lines.append(f"  {row.metadata['variable']:<24}{row.metadata['meaning']} ({default})")
+        lines.append(f"{'':28}{allowed(row.metadata['form'])}")
+    parser.epilog = "\n".join([*lines, "", main.__doc__ or ""])
     return parser
 
 
@@ -900,12 +876,9 @@ def document(argv: Sequence[str] | None) -> str:
     owners = {question: "the question", **{passage(record): record["id"] for record in records}}
     explain = (lambda line: tell(blotted(line))) if options.explain else lambda line: None
     indent = 2 if sys.stdout and sys.stdout.isatty() else None
-    try:
+    with endpoints["/chat/completions"].client:  # closes the connections, which all share
         result = answer(question, records, Run(settings, endpoints, owners, explain))
-        return json.dumps(result, ensure_ascii=False, indent=indent)
-    finally:
-        for endpoint in endpoints.values():
-            endpoint.client.close()
+    return json.dumps(result, ensure_ascii=False, indent=indent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -913,18 +886,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     0  published: an answer, or an abstention (the answer is null) with its reason
     1  a stage failed (embeddings, rerank, answer, publish), or stdout is closed or full
     2  usage, settings or knowledge: nothing was sent
-    130  Ctrl-C
-    """
+    130  Ctrl-C"""
     try:
-        text = document(argv)
+        write(sys.stdout, document(argv))
     except RagError as error:
         tell(f"rag.py: {error.stage}: {shortened(str(error), 470)}")
         return 2 if error.stage in ("usage", "settings", "knowledge") else 1
-    try:
-        write(sys.stdout, text)
     except BrokenPipeError:  # the reader has left, and needs no word
         return 1
-    except OSError as error:
+    except OSError as error:  # of write(): document() raises none
         tell(f"rag.py: publish: cannot write to stdout: {error.strerror}")
         return 1
     return 0
@@ -932,9 +902,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     gc.disable()  # a short run leaves no cycles worth the walks through the SDK's modules
-    try:
+    status = 130  # where Ctrl-C cuts main() short
+    with contextlib.suppress(KeyboardInterrupt):
         status = main()
-    except KeyboardInterrupt:
-        status = 130
     # A normal exit waits for requests in flight, and walks every module of the SDK once more.
     os._exit(status)

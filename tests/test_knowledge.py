@@ -55,7 +55,11 @@ class TestFiles(KnowledgeTestCase):
             ("k.jsonl", "\n\n", "k.jsonl holds no record"),
             ("k.json", good, f"k.json: {rename}"),
             ("k.json", f"{good}\n{good}\n", f"k.json: {rename}"),
-            ("k.json", '"text"', "k.json: a string, not an array of objects"),
+            (
+                "k.json",
+                '"text"',
+                "k.json: what must be an array of objects is a string, not a list",
+            ),
             (
                 "k.json",
                 f"[{good},\n {{]",
@@ -88,8 +92,8 @@ class TestFiles(KnowledgeTestCase):
 class TestRecords(KnowledgeTestCase):
     def test_records_that_are_refused(self) -> None:
         for second, expected in (
-            ("7", "k.json, record 2: 7, not an object"),
-            ("null", "k.json, record 2: null, not an object"),
+            ("7", "k.json, record 2: the record is 7, not an object"),
+            ("null", "k.json, record 2: the record is null, not an object"),
             ('{"text": "t"}', "k.json, record 2: id is missing, not a string"),
             ('{"id": 7, "text": "t"}', "k.json, record 2: id is 7, not a string"),
             ('{"id": null, "text": "t"}', "k.json, record 2: id is null, not a string"),

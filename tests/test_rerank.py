@@ -39,7 +39,7 @@ class TestCheckRerank(unittest.TestCase):
     def test_replies_that_are_refused(self) -> None:
         good = row(0, 0.9)
         neither = "the reply is {} that has not one list `results` or `data`"
-        finite = "result 1 has a score that is {}, not a finite number"
+        finite = "result 1 has the score {}, not a finite number"
         for reply, expected in (
             (None, neither.format("null")),
             ("text", neither.format("a string")),
