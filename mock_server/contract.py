@@ -8,8 +8,9 @@ READS    API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and API_RERANK_MO
          rerank).
 SENDS    JSON by POST with the header `Authorization: Bearer KEY`, in this order. Nothing is sent
          twice, no redirect is followed.
-  1 BASE_URL/embeddings, one or more times: {"model", "input": [strings]}. The question is an
-    input once, and so is every record: its text, and what you like before or behind it.
+  1 BASE_URL/embeddings, one or more times, at most 8 at a time: {"model", "input": [strings]}.
+    The question is an input once, and so is every record: its text, and what you like before or
+    behind it.
   2 BASE_URL/rerank, once, if there is a rerank model: {"model", "query", "documents": [strings]}.
     The query is the question. The documents are the records nearest to it by cosine similarity,
     each a string that is part of an embedded input.

@@ -23,7 +23,6 @@ class Entry:
     scenario: str
     authorization: str
     run: str = ""
-    connection: int = 0
     headers: list[str] = field(default_factory=list)
     body: Any = None
     key_in_body: bool = False
@@ -38,8 +37,7 @@ class Entry:
         return address["path"] if address else self.path
 
     def shown(self) -> dict[str, Any]:
-        inner = ("run", "connection")
-        return {name: value for name, value in vars(self).items() if name not in inner}
+        return {name: value for name, value in vars(self).items() if name != "run"}
 
 
 @dataclass

@@ -145,7 +145,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             scenario=(address["scenario"] or "") if address else "",
             authorization="missing" if not bearer else "right" if good else "wrong",
             run=(address["run"] or "") if address else "",
-            connection=self.client_address[1],
             headers=sorted(name.lower() for name in self.headers),
             body=journalled(data.replace(key, b"[key]")),
             key_in_body=key in data,

@@ -37,7 +37,7 @@ from mock_server.scenarios import (
 )
 
 FAULT, NOT_JUDGED = "fault", "not judged"
-MOST_SOURCES, FEWEST_RECORDS = 10, 12
+MOST_SOURCES, FEWEST_RECORDS, MOST_AT_A_TIME = 10, 12, 8
 CLOSE = 1e-6  # similarities are float32 in base64, and summed in another order elsewhere
 
 
@@ -457,13 +457,13 @@ def in_stages(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None) 
     """Requests that come too early, too late, too often or not at all."""
     stop = broken(scenario, run)
     if stop is not None:
-        last = run[stop].entry
-        for later in run[stop + 1 :]:
-            # What has its own connection may have been on its way when the reply was sent.
-            parallel = later.entry.connection != last.connection
-            if later.entry.endpoint != EMBEDDINGS or last.endpoint != EMBEDDINGS or not parallel:
-                came = f"POST {later.entry.endpoint} after {scenario.serves}"
-                return [found(scenario, "went-on", came)]
+        after = [each.entry.endpoint for each in run[stop + 1 :]]
+        # Batches that are sent at the same time may be on their way when the first reply is bad.
+        on_their_way = run[stop].entry.endpoint == EMBEDDINGS and len(after) < MOST_AT_A_TIME
+        late = [path for path in after if path != EMBEDDINGS or not on_their_way]
+        if late:
+            came = f"POST {late[0]} after {scenario.serves}"
+            return [found(scenario, "went-on", came)]
         run = run[: stop + 1]
     sent = [each.entry.endpoint for each in run]
     flow = " -> ".join(path for i, path in enumerate(sent) if sent[:i][-1:] != [path])

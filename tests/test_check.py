@@ -233,29 +233,21 @@ class TestFindings(unittest.TestCase):
         )
         self.assertEqual(codes(judged), ["not-served"])
 
-    def test_further_batches_are_a_fault_only_where_they_were_sent_after_the_bad_reply(
-        self,
-    ) -> None:
-        """On the connection of the bad reply; on others they may have been on their way."""
-
-        def batch(number: int, connection: int) -> Entry:
-            body = {"model": "mock-embedding", "input": [f"text {number}"]}
+    def test_at_most_7_further_batches_may_have_been_on_their_way(self) -> None:
+        def batch(number: int) -> Entry:
             return Entry(
                 method="POST",
                 path="/scenario/http-500/v1/embeddings",
                 scenario="http-500",
                 authorization="right",
-                connection=connection,
-                body=body,
+                body={"model": "mock-embedding", "input": [f"text {number}"]},
                 status=500,
             )
 
-        scenario = SCENARIOS["http-500"]
-        ended = Ended(1, b"", b"")
-        parallel = judge(scenario, [batch(1, 1), batch(2, 2)], ended=ended)
-        self.assertEqual([found.code for found in parallel], [])
-        after = judge(scenario, [batch(1, 1), batch(2, 1)], ended=ended)
-        self.assertEqual([found.code for found in after], ["went-on"])
+        for further, expected in ((0, []), (7, []), (8, ["went-on"])):
+            entries = [batch(number) for number in range(1 + further)]
+            findings = judge(SCENARIOS["http-500"], entries, ended=Ended(1, b"", b""))
+            self.assertEqual([found.code for found in findings], expected, further)
 
 
 class TestCommands(unittest.TestCase):
