@@ -32,6 +32,7 @@ import argparse
 import base64
 import contextlib
 import gc
+import hashlib
 import html
 import json
 import math
@@ -41,14 +42,20 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+import zlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import MISSING, dataclass, field, fields
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # connect() loads the SDK, once there is something to ask for
+    import sqlite3
+
     import openai
 
 SAMPLE_KNOWLEDGE = Path(__file__).resolve().with_name("knowledge.json")
@@ -150,6 +157,7 @@ class Settings:
     sources: int = setting("RAG_SOURCES", (1, 100), "sources sent to the chat model", 3)
     min_similarity: float = setting("RAG_MIN_SIMILARITY", (-1.0, 1.0), "similarity to keep", -1.0)
     attempts: int = setting("RAG_ATTEMPTS", (1, 10), "answers asked for, at most", 1)
+    cache: str = setting("RAG_CACHE", TEXT, "SQLite file that keeps records' vectors", "")
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -366,6 +374,8 @@ class Run:
     endpoints: Mapping[str, Endpoint]
     owners: Mapping[str, str]
     explain: Callable[[str], None]
+    progress: Callable[[str], None]
+    cache: sqlite3.Connection | None
 
 
 def connect(settings: Settings) -> dict[str, Endpoint]:
@@ -467,9 +477,8 @@ def error_text(body: Any) -> str:
     return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
 
 
-def spent(replies: Sequence[Any], started: float) -> str:
-    """The tokens of which the replies tell, and the milliseconds since `started`."""
-    usages = [reply.get("usage") for reply in replies if isinstance(reply, dict)]
+def spent(usages: Sequence[Any], started: float) -> str:
+    """The tokens of which the `usage` of replies tells, and the milliseconds since `started`."""
     counts = [usage.get("total_tokens") for usage in usages if isinstance(usage, dict)]
     total = sum(count for count in counts if type(count) is int and 0 <= count < 10**9)
     return f"{total or 'untold'} tokens, {(time.perf_counter() - started) * 1000:.0f} ms"
@@ -478,24 +487,63 @@ def spent(replies: Sequence[Any], started: float) -> str:
 # ---- 3 embeddings: question and records -> vectors -----------------------------------------------
 
 
+Batch: TypeAlias = tuple[dict[str, Vector], Any]  # {text: vector}, and the usage of the reply
+
+
 def embed(question: str, records: Sequence[Record], run: Run) -> list[Vector]:
-    """The vector of the question, then those of the records. Equal texts are sent once."""
+    """The vector of the question, then those of the records. Equal texts are sent once.
+
+    The first batch, with the question, goes alone: it tells how long the vectors are."""
     settings, started = run.settings, time.perf_counter()
+    asked = settings.query_prefix + question
     passages = [settings.document_prefix + passage(record) for record in records]
-    texts = [settings.query_prefix + question, *passages]
-    inputs, replies, length = list(dict.fromkeys(texts)), [], 0
-    vectors: dict[str, Vector] = {}
-    for start in range(0, len(inputs), settings.batch):
-        batch = inputs[start : start + settings.batch]
-        body = {"model": settings.embedding_model, "input": batch}
-        reply = post(run, "/embeddings", {**body, "encoding_format": settings.encoding})
-        rows = check_embeddings(reply, len(batch), settings.encoding, length)
-        length = len(rows[0])
-        vectors.update(zip(batch, rows))
-        replies.append({"usage": reply.get("usage")})
-    work = f"inputs {len(inputs)}, requests {len(replies)}, dimensions {length}"
-    run.explain(f"embeddings: {settings.embedding_model}, {work}, {spent(replies, started)}")
-    return [vectors[text] for text in texts]
+    known = cached([text for text in passages if text != asked], run)
+    inputs = [text for text in dict.fromkeys([asked, *passages]) if text not in known]
+    first = embed_batch(inputs[: settings.batch], 0, run)
+    length = len(first[0][asked])
+    later = inputs[settings.batch :] + [text for text in known if len(known[text]) != length]
+    fresh: dict[str, Vector] = {}
+    usages = []
+    for rows, usage in chain([first], embed_batches(later, length, run)):
+        keep({text: rows[text] for text in rows if text != asked}, run)
+        fresh |= rows
+        usages.append(usage)
+        pace = f"{len(fresh) / (time.perf_counter() - started):.0f} a second"
+        if later:
+            run.progress(f"embedded {len(fresh)} of {len(first[0]) + len(later)} texts, {pace}")
+    work = f"inputs {len(fresh)}, requests {len(usages)}, dimensions {length}"
+    run.explain(f"embeddings: {settings.embedding_model}, {work}, {spent(usages, started)}")
+    vectors = known | fresh
+    return [vectors[text] for text in (asked, *passages)]
+
+
+def embed_batch(batch: Sequence[str], length: int, run: Run) -> Batch:
+    """The vectors of one request, which have `length` numbers, if that is not 0."""
+    settings = run.settings
+    body = {"model": settings.embedding_model, "input": batch}
+    reply = post(run, "/embeddings", {**body, "encoding_format": settings.encoding})
+    rows = check_embeddings(reply, len(batch), settings.encoding, length)
+    return dict(zip(batch, rows)), reply.get("usage")
+
+
+def embed_batches(texts: Sequence[str], length: int, run: Run) -> Iterator[Batch]:
+    """Batches as they arrive, from at most 4 requests at a time. After a failure none is sent."""
+    starts = deque(range(0, len(texts), run.settings.batch))
+    under_way: set[Future[Batch]] = set()
+    pool = ThreadPoolExecutor(4)
+    try:
+        while starts or under_way:
+            while starts and len(under_way) < 4:
+                batch = texts[starts[0] : starts.popleft() + run.settings.batch]
+                under_way.add(pool.submit(embed_batch, batch, length, run))
+            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            # What arrived beside a failure is good, and is handed over first.
+            for future in sorted(ended, key=lambda each: each.exception() is not None):
+                yield future.result()
+    finally:
+        pool.shutdown(wait=False)  # an end is not put off for requests that are under way
+        if texts:
+            run.progress("")
 
 
 def check_embeddings(reply: Any, count: int, encoding: str, length: int = 0) -> list[Vector]:
@@ -579,7 +627,8 @@ def rerank(question: str, candidates: Sequence[Candidate], run: Run) -> list[Can
     best = check_rerank(reply, len(candidates))[: settings.sources]
     sources = [(candidates[index][0], score) for index, score in best]
     work = f"{scores(sources)}, of {len(candidates)} candidates"
-    run.explain(f"rerank: {settings.rerank_model}, {work}, {spent([reply], started)}")
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    run.explain(f"rerank: {settings.rerank_model}, {work}, {spent([usage], started)}")
     return sources
 
 
@@ -623,10 +672,11 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
     messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": content}]
     options = json.loads(settings.chat_options)
     options |= {"model": settings.model, **response_format(settings.response_format, ids)}
-    replies = []
+    usages = []
     for attempt in range(1, settings.attempts + 1):
-        replies.append(post(run, "/chat/completions", {**options, "messages": messages}))
-        text = check_completion(replies[-1])
+        reply = post(run, "/chat/completions", {**options, "messages": messages})
+        text = check_completion(reply)
+        usages.append(reply.get("usage"))
         try:
             checked = check_answer(text, ids)
         except RagError as error:
@@ -636,7 +686,7 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
         else:
             cited = f"cited {len(checked['source_ids'])} of {len(sources)} sources"
-            run.explain(f"answer: {settings.model}, {cited}, {spent(replies, started)}")
+            run.explain(f"answer: {settings.model}, {cited}, {spent(usages, started)}")
             return checked
     raise RagError(f"{reason}; API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help")
 
@@ -723,6 +773,79 @@ def answer(question: str, records: Sequence[Record], run: Run) -> dict[str, Any]
     if checked["answer"] is None:
         return abstention("sources_do_not_answer")
     return published(checked, sources)
+
+
+# ---- the cache: vectors of passages, kept between runs -------------------------------------------
+
+CACHE_TABLE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, checksum INT)"
+
+
+def open_cache(path: str) -> sqlite3.Connection:
+    """The cache in a file, which is made if it is not there. Raises RagError if it is no cache."""
+    try:
+        import sqlite3
+    except ImportError:
+        raise RagError("RAG_CACHE cannot be used: this Python was built without sqlite3") from None
+    with cache_errors(path):
+        if not os.path.exists(path):  # private: vectors tell much of their texts
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        mode = "rw" if os.access(path, os.W_OK) else "ro"
+        place = f"{Path(path).absolute().as_uri()}?mode={mode}"
+        cache = sqlite3.connect(place, uri=True, timeout=60, isolation_level=None)
+        cache.execute("PRAGMA trusted_schema = OFF")
+        tables = {name for (name,) in cache.execute("SELECT tbl_name FROM sqlite_master")}
+        require(tables <= {"vectors"}, f"RAG_CACHE {shortened(path, 100)} holds other data")
+        if not tables:  # IMMEDIATE waits for another process that is making it
+            cache.executescript(f"BEGIN IMMEDIATE; {CACHE_TABLE}; COMMIT")
+    return cache
+
+
+@contextlib.contextmanager
+def cache_errors(path: str) -> Iterator[None]:
+    """Raises RagError for what goes wrong inside with the file."""
+    import sqlite3
+
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        advice = "its folder must exist; the file itself may be deleted at any time"
+        raise RagError(f"RAG_CACHE {shortened(path, 100)}: {reason}; {advice}") from None
+
+
+def cache_key(text: str, run: Run) -> bytes:
+    """A digest: an edited text, another model, prefix or server has another one."""
+    origin = [run.endpoints["/embeddings"].url, run.settings.embedding_model, text]
+    return hashlib.sha256(json.dumps(origin).encode()).digest()
+
+
+def cached(texts: Sequence[str], run: Run) -> dict[str, Vector]:
+    """{text: vector} for the texts that the cache has."""
+    if run.cache is None:
+        return {}
+    found: dict[str, Vector] = {}
+    query = "SELECT vector, checksum FROM vectors WHERE key = ?"
+    with cache_errors(run.settings.cache):
+        for text in texts:
+            key = cache_key(text, run)
+            vector, checksum = run.cache.execute(query, (key,)).fetchone() or (None, 0)
+            # A damaged file can hold anything.
+            if isinstance(vector, bytes) and zlib.crc32(key + vector) == checksum:
+                found[text] = array("f", vector)
+    return found
+
+
+def keep(vectors: Mapping[str, Vector], run: Run) -> None:
+    """Puts vectors into the cache, all or none of them."""
+    if run.cache is None:
+        return
+    keys = {text: cache_key(text, run) for text in vectors}
+    data = {text: vectors[text].tobytes() for text in vectors}
+    rows = [(keys[text], data[text], zlib.crc32(keys[text] + data[text])) for text in vectors]
+    with cache_errors(run.settings.cache):
+        run.cache.execute("BEGIN IMMEDIATE")
+        run.cache.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
+        run.cache.execute("COMMIT")
 
 
 # ---- text that is safe to show -------------------------------------------------------------------
@@ -838,19 +961,27 @@ def arguments() -> Arguments:
     return parser
 
 
-def write(stream: TextIO | None, text: str) -> None:
-    """`text` and a newline, as UTF-8 whatever the locale. Raises OSError."""
+def write(stream: TextIO | None, text: str, end: str = "\n") -> None:
+    """`text` and its end, as UTF-8 whatever the locale. Raises OSError."""
     if stream is None:  # the descriptor was closed before Python started
         raise BrokenPipeError
     lines = "\n".join(printable(line) for line in text.split("\n"))
     # A buffer of our own, because an unbuffered stream may take a part only, and not say so.
     with open(stream.fileno(), "wb", closefd=False) as buffer:
-        buffer.write(f"{lines}\n".encode())
+        buffer.write(f"{lines}{end}".encode())
 
 
-def tell(line: str) -> None:
+def tell(line: str, end: str = "\n") -> None:
     with contextlib.suppress(OSError):  # nobody is there to be told
-        write(sys.stderr, line)
+        write(sys.stderr, line, end)
+
+
+def silent(line: str) -> None:
+    """Tells nobody."""
+
+
+def terminal(stream: TextIO | None) -> bool:
+    return bool(stream and stream.isatty())
 
 
 def document(argv: Sequence[str] | None) -> str:
@@ -869,15 +1000,20 @@ def document(argv: Sequence[str] | None) -> str:
         records = matching(read_knowledge(path), options.where or [])
     with stage("settings"):
         endpoints = connect(settings)
+        cache = open_cache(settings.cache) if settings.cache else None
     clear = {f"{each.server}_BASE_URL" for each in endpoints.values() if in_the_clear(each.url)}
     if clear:
         variables = " and ".join(sorted(clear))
         tell(f"rag.py: warning: plain http in {variables}: key and records can be read on the way")
     owners = {question: "the question", **{passage(record): record["id"] for record in records}}
-    explain = (lambda line: tell(blotted(line))) if options.explain else lambda line: None
-    indent = 2 if sys.stdout and sys.stdout.isatty() else None
-    with endpoints["/chat/completions"].client:  # closes the connections, which all share
-        result = answer(question, records, Run(settings, endpoints, owners, explain))
+    explain = (lambda line: tell(blotted(line))) if options.explain else silent
+    # "\r": the next line overwrites this one.
+    progress = (lambda line: tell(f"{line:<50}", "\r")) if terminal(sys.stderr) else silent
+    run = Run(settings, endpoints, owners, explain, progress, cache)
+    indent = 2 if terminal(sys.stdout) else None
+    # Closes the connections, which all endpoints share.
+    with endpoints["/chat/completions"].client, contextlib.closing(cache or contextlib.ExitStack()):
+        result = answer(question, records, run)
     return json.dumps(result, ensure_ascii=False, indent=indent)
 
 

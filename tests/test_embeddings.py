@@ -175,7 +175,8 @@ class TestEmbed(RagTestCase):
         self.assertEqual(result.status, 0, result.stderr)
         sent = [body["input"] for body in bodies(server, "/embeddings")]
         texts = ["What holds shelf 0?", *(record["text"] for record in RECORDS)]
-        self.assertEqual(sent, [texts[0:3], texts[3:6], texts[6:8]])
+        # The first goes alone, the others at the same time.
+        self.assertEqual([sent[0], *sorted(sent[1:])], [texts[0:3], texts[3:6], texts[6:8]])
 
     def test_the_body_is_model_input_and_encoding_format_and_nothing_else(self) -> None:
         for encoding in ("float", "base64"):
@@ -215,11 +216,13 @@ class TestEmbed(RagTestCase):
         )
         server = self.serve(own)
         environ = {**server.environment("late"), "API_EMBEDDING_BATCH": "3"}
+        records = [{"id": f"r{i}", "text": f"Shelf {i}."} for i in range(40)]
         result = run_rag(
-            "Which shelf?", "--knowledge", self.file("k.json", RECORDS), environ=environ
+            "Which shelf?", "--knowledge", self.file("k.json", records), environ=environ
         )
         self.assert_failure(result, 1, "rag.py: embeddings: data[2] has 1 numbers, others 256")
-        self.assertEqual(len(server.journal.entries), 2)
+        # The first, which was good, and at most 4 of the other 13.
+        self.assertIn(len(server.journal.entries), range(2, 6))
 
     def test_a_request_that_is_too_large_names_the_variable_and_the_longest_record(self) -> None:
         server = self.serve()
