@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -184,7 +185,13 @@ def check_command(
         print(json.dumps(as_json(command, results), ensure_ascii=True, indent=2), flush=True)
     else:
         lines = ["", *explained(results), ""] if any(each.findings for each in results) else [""]
-        print("\n".join([*lines, summary(results)]), flush=True)
+        failed = [each.scenario for each in results if each.verdict == "failed"]
+        if failed:
+            again = f"run --scenario {failed[0].name} -- {shlex.join(command)}"
+            lines += [f"To see one again: python -m mock_server {again}"]
+        unrun = len(scenarios) - len(results)
+        rest = f", {unrun} not run: the first sent no request" if unrun else ""
+        print("\n".join([*lines, summary(results) + rest]), flush=True)
     return 1 if any(each.verdict == "failed" for each in results) else 0
 
 

@@ -56,7 +56,9 @@ def check(client: Client, scenarios: Sequence[Scenario], jobs: int = 1) -> Itera
 
     If the first run makes no request, no other is started: the client does not know the contract.
     """
-    with MockServer() as server, ThreadPoolExecutor(jobs) as pool:
+    # Another key and other models than those that are documented: they come from the environment.
+    mock = MockServer(key="key-of-the-check", suffix="-of-the-check")
+    with mock as server, ThreadPoolExecutor(jobs) as pool:
         try:
             first = run_once(client, server, scenarios[0], "check-0")
             yield first
@@ -76,7 +78,8 @@ def run_once(client: Client, server: MockServer, scenario: Scenario, run: str) -
     entries, dropped = server.journal.of(run)
     server.journal.clear(run)
     requests = [entry.endpoint for entry in entries]
-    return Judged(scenario, requests, ended.status, judge(scenario, entries, dropped, ended))
+    findings = judge(scenario, entries, dropped, ended, server.key)
+    return Judged(scenario, requests, ended.status, findings)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -161,22 +164,25 @@ def summary(results: Sequence[Judged]) -> str:
 
 def explained(results: Sequence[Judged]) -> Iterator[str]:
     """Each kind of finding once, in full, with the other scenarios in which it was made."""
-    by_code: dict[str, list[Finding]] = {}
+    kinds: dict[tuple[str, str], list[tuple[Scenario, Finding]]] = {}
     for judged in results:
         for finding in judged.findings:
-            by_code.setdefault(finding.code, []).append(finding)
-    for code, findings in by_code.items():
-        first = findings[0]
+            # Requests are refused for many reasons, which stand behind the address.
+            reason = finding.came.partition(": ")[2] if finding.code == "request-refused" else ""
+            kinds.setdefault((finding.code, reason), []).append((judged.scenario, finding))
+    for (code, _), found in kinds.items():
+        first = found[0][1]
+        served = [f"{scenario.name}: {scenario.serves}" for scenario, _ in found]
+        parts = [
+            ("in", served[0]),
+            ("expected", first.expected),
+            ("came", first.came),
+            ("nearest", first.nearest),
+            ("advice", first.advice),
+            *(("also in", line) for line in served[1:]),
+        ]
         yield f"{code} ({first.severity}): {first.title}"
-        parts = {
-            "in": first.scenario,
-            "expected": first.expected,
-            "came": first.came,
-            "nearest": first.nearest,
-            "advice": first.advice,
-            "also in": ", ".join(finding.scenario for finding in findings[1:]),
-        }
-        yield from (f"  {name:<8}  {printable(text)}" for name, text in parts.items() if text)
+        yield from (f"  {name:<8}  {printable(text)}" for name, text in parts if text)
 
 
 def as_json(command: Sequence[str], results: Sequence[Judged]) -> dict[str, Any]:

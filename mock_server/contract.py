@@ -1,8 +1,9 @@
 """The contract that `python -m mock_server check` judges. README.md shows the same text."""
 
 CONTRACT = """\
-A client answers one question from records (id, text, maybe a title): those of knowledge.json, or
-12 and more of its own. It is a command that needs no input and ends within 20 seconds.
+A client answers one question, of its own choice, from records (id, text, maybe a title): all those
+of knowledge.json, beside the folder mock_server, or 12 and more of its own. It is a command that
+needs no input and ends within 20 seconds.
 
 READS    API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and API_RERANK_MODEL (blank: no
          rerank).
@@ -17,8 +18,8 @@ SENDS    JSON by POST with the header `Authorization: Bearer KEY`, in this order
   3 BASE_URL/chat/completions, once: {"model", "messages"}. The last user message is the JSON of
     {"question", "sources": [{"id", "title"?, "text"}]}, with no other keys. There are 1 to 10
     sources, the best ones, best first: by rerank score after a rerank, else by similarity.
-ACCEPTS  Embeddings: rows of `data` in any order, bound to the inputs by `index` (where one row of
-         a reply has none, or null, it is 0); vectors of any norm but 0. Rerank: rows in `results`,
+ACCEPTS  Embeddings: rows of `data` in any order, bound to the inputs by `index` (one row of a reply
+         may have none, or null: it is 0); vectors of any norm but 0. Rerank: rows in `results`,
          in `data` or as a bare list, in any order, as many as the documents or fewer, each with
          one finite `relevance_score` or `score`; a document in a row is ignored. Chat: white space
          around the JSON text of the answer; null, or an empty list, for refusal and tool calls.
@@ -40,6 +41,8 @@ PRINTS   One JSON document on stdout, in UTF-8, exit status 0: {"answer": what t
          if no record is near the question, for a client that has a floor.) The key is on neither
          stream.
 
-Not judged: words, the prompt, stderr, batches, how many candidates and sources, optional fields of
-a request, the content type of a reply, one that is long or slow, what some languages cannot see (an
-index of 1.0, half of a surrogate pair), a true citation of a source that gave the model orders."""
+Not judged: words, the prompt, stderr, batches, how many candidates and sources, optional fields
+that the mock knows (encoding_format; top_n, up to the number of documents; return_documents;
+temperature and the like), the content type and encoding of a reply, one that is long or slow, what
+some languages cannot see (an index of 1.0, half of a surrogate pair), a true citation of a source
+that gave the model orders."""

@@ -33,8 +33,10 @@ def parse(data: bytes) -> Any:
         raise Refused(400, "the body is not JSON in UTF-8") from None
 
 
-def check(path: str, request: Any) -> None:
-    """Nothing for a request that is good. Raises Refused with the first field at fault."""
+def check(path: str, request: Any, suffix: str = "") -> None:
+    """Nothing for a request that is good. Raises Refused with the first field at fault.
+
+    `suffix` stands behind the name of each model."""
     if not isinstance(request, dict):
         raise Refused(400, "the body is not a JSON object")
     model, required, optional, check_fields = ENDPOINTS[path]
@@ -47,8 +49,8 @@ def check(path: str, request: Any) -> None:
     for name, value in request.items():
         if value is None:
             raise Refused(400, f"field '{name}' is null; leave it out", name)
-    if request["model"] != model:
-        raise Refused(404, f"unknown model; this endpoint serves '{model}'", "model")
+    if request["model"] != model + suffix:
+        raise Refused(404, f"unknown model; this endpoint serves '{model}{suffix}'", "model")
     check_fields(request)
 
 
@@ -95,10 +97,10 @@ def check_chat(request: Mapping[str, Any]) -> None:
             raise Refused(400, f"'{name}.role' is unknown", f"{name}.role")
         if not isinstance(message["content"], str):
             raise Refused(400, f"'{name}.content' must be a string", f"{name}.content")
-    asked = models.question_and_sources(messages)
-    if not is_question_with_sources(asked):
-        form = '{"question", "sources": [{"id", "title"?, "text"}]}, all strings'
-        raise Refused(400, f"the last user message must be the JSON object {form}", "messages")
+    fault = fault_of_question(models.question_and_sources(messages))
+    if fault:
+        form = 'the JSON of {"question", "sources": [{"id", "title"?, "text"}]}, all strings'
+        raise Refused(400, f"the last user message must be {form}: {fault}", "messages")
     for name, served in (("n", 1), ("stream", False)):
         value = request.get(name, served)
         if type(value) is not type(served) or value != served:  # True == 1
@@ -107,18 +109,33 @@ def check_chat(request: Mapping[str, Any]) -> None:
         raise Refused(400, "'response_format' must be an object", "response_format")
 
 
-def is_question_with_sources(asked: Any) -> bool:
-    """Whether the message has exactly the keys and types that the mock's chat reads."""
-    if not isinstance(asked, dict) or set(asked) != {"question", "sources"}:
-        return False
-    if not isinstance(asked["question"], str) or not isinstance(asked["sources"], list):
-        return False
-    return all(
-        isinstance(source, dict)
-        and {"id", "text"} <= set(source) <= {"id", "title", "text"}
-        and all(isinstance(value, str) for value in source.values())
-        for source in asked["sources"]
-    )
+def fault_of_question(asked: Any) -> str:
+    """Where the message differs from what the mock's chat reads; "" if it does not."""
+    if asked is None:
+        return "no user message is a JSON object with these two keys"
+    for name in asked:
+        if name not in ("question", "sources"):
+            return f"unknown key '{name}'"
+    if not isinstance(asked["question"], str):
+        return "'question' is not a string"
+    if not isinstance(asked["sources"], list):
+        return "'sources' is not a list"
+    faults = (fault_of_source(source) for source in asked["sources"])
+    return next((f"sources[{i}]: {fault}" for i, fault in enumerate(faults) if fault), "")
+
+
+def fault_of_source(source: Any) -> str:
+    if not isinstance(source, dict):
+        return "not an object"
+    for name in ("id", "text"):
+        if name not in source:
+            return f"no '{name}'"
+    for name, value in source.items():
+        if name not in ("id", "title", "text"):
+            return f"unknown key '{name}'"
+        if not isinstance(value, str):
+            return f"'{name}' is not a string; leave out a title that is not there"
+    return ""
 
 
 CHAT_OPTIONS = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mock_server.models import KEY, inputs_of, question_and_sources
+from mock_server.models import inputs_of, question_and_sources
 
 EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
 ORDER = (EMBEDDINGS, RERANK, CHAT)
@@ -329,6 +329,23 @@ def invented(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, A
     return {**good, "results": [row, *good["results"][:-1]]}
 
 
+def cites_two(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An answer in many scripts with two ids, which are not in the order of the sources."""
+    asked = question_and_sources(request["messages"]) or {}
+    cited = [source["id"] for source in asked["sources"][:2]][::-1]
+    return says(answer="Café, Ωmega, 自行车, \U0001f6b2 and\u2028so on.", source_ids=cited)(
+        good, request
+    )
+
+
+def other_script_first(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """The first document that is not in ASCII in the first row, in place of the last row."""
+    others = [i for i, text in enumerate(request["documents"]) if not text.isascii()]
+    kept = [row for row in good["results"] if row["index"] not in others[:1]]
+    first = [{"index": i, "relevance_score": 2.0} for i in others[:1]]
+    return {**good, "results": [*first, *kept][: len(good["results"])]}
+
+
 def in_reasoning(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     """No content; what would be right stands in a reasoning field."""
     content = good["choices"][0]["message"]["content"]
@@ -378,7 +395,7 @@ TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arg
 # Status, what the server says, what rag.py's message has in it, headers.
 STATUSES: tuple[tuple[int, str, str, Mapping[str, str]], ...] = (
     (400, "this input is not valid", "API_EMBEDDING_BATCH", {}),
-    (401, f"Incorrect API key provided: {KEY}", "look at API_KEY", {}),
+    (401, "Incorrect API key provided: {key}", "look at API_KEY", {}),
     (404, "the model does not exist", "/v1", {}),
     (413, "the request is too large", "API_EMBEDDING_BATCH", {}),
     (421, "this connection serves another host", "answered 421", {}),
@@ -457,6 +474,10 @@ TABLE = (
     legal("rerank-documents-null", RERANK, "null as the document of each row",
         every_row(echoed(None))),
     legal("rerank-nothing", RERANK, "no row", rows(lambda items: []), expected=ABSTAINS),
+    legal("rerank-other-script", RERANK, "a document that is not in ASCII as the best one",
+        other_script_first),
+    legal("answer-two-ids", CHAT, "text in many scripts, and two ids in another order than sent",
+        cites_two),
     legal("answer-white-space", CHAT, "white space around the JSON object",
         text(lambda content: f"\n {content}\t\n")),
     legal("answer-empty-tool-calls", CHAT,
@@ -669,6 +690,8 @@ TABLE = (
         ids(lambda cited: [cited[0].swapcase()]), "not the id of a source"),
     fault("answer-id-white-space", CHAT, "an id with a space behind it",
         ids(lambda cited: [f"{cited[0]} "]), "not the id of a source"),
+    fault("answer-id-white-space-before", CHAT, "an id with a space before it",
+        ids(lambda cited: [f" {cited[0]}"]), "not the id of a source"),
     fault("answer-id-brackets", CHAT, "an id in brackets", ids(lambda cited: [f"[{cited[0]}]"]),
         "not the id of a source"),
     fault("answer-id-repeated", CHAT, "an id twice", ids(lambda cited: [cited[0], cited[0]]),
@@ -716,7 +739,8 @@ TABLE = (
     transport("body-cut-off", "fewer bytes than Content-Length says",
         lambda good, request: Reply(200, good, missing_bytes=100), "the connection to"),
     transport("gzip-broken", "Content-Encoding gzip on a body that is none",
-        lambda good, request: Reply(200, good, {"Content-Encoding": "gzip"}), "the connection to"),
+        lambda good, request: Reply(200, good, {"Content-Encoding": "gzip"}), "the connection to",
+        expected=EITHER),
     transport("hang-up", "the connection closed without a reply",
         lambda good, request: Reply(ending="hang-up"), "the connection to"),
     transport("silence", "no reply, on a connection that stays open",

@@ -52,10 +52,12 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         tell: Callable[[str], None] = lambda line: None,
         scenarios: Mapping[str, Scenario] = SCENARIOS,
         key: str = KEY,
+        suffix: str = "",
     ) -> None:
         self.journal = Journal()
         self.scenarios = scenarios
         self.key = key
+        self.suffix = suffix  # behind the name of each model
         self.tell = tell
         self.places = threading.Semaphore(MAX_CONNECTIONS)
         super().__init__(("127.0.0.1", port), Handler)
@@ -91,9 +93,9 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         return {
             "API_BASE_URL": self.base_url(scenario, run),
             "API_KEY": self.key,
-            "API_MODEL": models.CHAT_MODEL,
-            "API_EMBEDDING_MODEL": models.EMBEDDING_MODEL,
-            "API_RERANK_MODEL": models.RERANK_MODEL if rerank else "",
+            "API_MODEL": models.CHAT_MODEL + self.suffix,
+            "API_EMBEDDING_MODEL": models.EMBEDDING_MODEL + self.suffix,
+            "API_RERANK_MODEL": models.RERANK_MODEL + self.suffix if rerank else "",
         }
 
     def __enter__(self) -> MockServer:
@@ -181,7 +183,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 401, f"{entry.authorization} API key; send Authorization: Bearer KEY", None
             )
         path, request = address["path"], endpoints.parse(data)
-        endpoints.check(path, request)
+        endpoints.check(path, request, self.server.suffix)
         good = endpoints.REPLIES[path](request)
         reply = self.server.scenarios[entry.scenario or "plain"].reply(path, good, request)
         places = {
@@ -191,6 +193,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for mark, value in places.items():
             headers = {name: text.replace(mark, value) for name, text in reply.headers.items()}
             reply = replace(reply, headers=headers)
+        if reply.status == 401:
+            reply = replace(reply, body=reply.data().replace(b"{key}", self.server.key.encode()))
         return reply
 
     def handle_expect_100(self) -> bool:

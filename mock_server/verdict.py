@@ -70,12 +70,12 @@ RULES: dict[str, tuple[str, str, str]] = {
     "no-request": (
         "no request came",
         "POST API_BASE_URL/embeddings",
-        "take the address from API_BASE_URL, and join it to the path by one slash",
+        "see whether the command starts; then, whether it takes the address from API_BASE_URL",
     ),
     "request-refused": (
         "the mock refused a request",
         "a request as the contract has it",
-        "the message names the field; send what the contract names, and no more",
+        "mend what the message names; look at how the address is joined if it is the path",
     ),
     "key-in-body": (
         "the key is in a request body",
@@ -132,6 +132,11 @@ RULES: dict[str, tuple[str, str, str]] = {
         "too few texts were embedded",
         f"the question and {FEWEST_RECORDS} or more records",
         "embed the question and every record",
+    ),
+    "record-not-embedded": (
+        "a record of knowledge.json was not embedded",
+        "all records of knowledge.json, if some are the client's",
+        "embed every record",
     ),
     "question-not-embedded": (
         "the question was not embedded",
@@ -248,7 +253,7 @@ RULES: dict[str, tuple[str, str, str]] = {
     "not-served": (
         "the client never met what the scenario is about",
         "a request to which the reply differs from the plain one",
-        "it depends on the size of batches, or on the encoding that a client asks for",
+        "nothing to mend: it is about batches, an encoding or a top_n that it does not use",
     ),
     "order-not-told": (
         "right and wrong would look the same",
@@ -271,19 +276,24 @@ def found(scenario: Scenario, code: str, came: str, nearest: str = "") -> Findin
 
 
 def judge(
-    scenario: Scenario, entries: Sequence[Entry], dropped: int = 0, ended: Ended | None = None
+    scenario: Scenario,
+    entries: Sequence[Entry],
+    dropped: int = 0,
+    ended: Ended | None = None,
+    key: str = models.KEY,
 ) -> list[Finding]:
     """What a run has shown: faults or, if there are none, what it could not show.
 
-    Without `ended` (the client is no command of ours) only the requests are judged.
+    Without `ended` (the client is no command of ours) only the requests are judged. `key` is what
+    no stream may hold.
     """
     if dropped:
         return [found(scenario, "journal-overflowed", f"{dropped} requests lost")]
     run = [exchange(entry, scenario) for entry in entries]
-    findings = in_requests(scenario, run) or in_stages(scenario, run, ended)
+    findings = in_requests(scenario, run, ended) or in_stages(scenario, run, ended)
     findings = findings or in_texts(scenario, run)
     if ended:
-        findings += in_end(scenario, run, ended)
+        findings += in_end(scenario, run, ended, key)
     return findings or unshown(scenario, run)
 
 
@@ -429,13 +439,14 @@ def shown(text: str, limit: int = 100) -> str:
 # ---- the requests --------------------------------------------------------------------------------
 
 
-def in_requests(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
+def in_requests(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None) -> list[Finding]:
     """Requests that no client may send, whatever the replies: the first of each kind."""
     if not run:
-        return [found(scenario, "no-request", "nothing")]
+        return [found(scenario, "no-request", how(ended) if ended else "nothing")]
     kinds: dict[str, Finding] = {}
     before: list[tuple[str, Any]] = []
-    for each in run:
+    stop = broken(scenario, run)
+    for i, each in enumerate(run):
         entry = each.entry
         line = f"{entry.method} {entry.path}"
         same = (entry.endpoint, entry.body)
@@ -443,7 +454,7 @@ def in_requests(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
         elsewhere = (entry.scenario or "plain") != scenario.name
         if elsewhere and not (entry.refused and scenario.name == "plain"):
             kinds.setdefault("address-changed", found(scenario, "address-changed", line))
-        elif entry.refused:
+        elif entry.refused and i == stop:  # one that comes later should not have come at all
             kinds.setdefault("request-refused", found(scenario, "request-refused", came))
         elif entry.key_in_body:
             kinds.setdefault("key-in-body", found(scenario, "key-in-body", line))
@@ -507,12 +518,15 @@ def in_texts(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
     stop = broken(scenario, run)
     if stop is not None and run[stop].entry.endpoint == EMBEDDINGS:
         return []
-    if len(inputs) <= FEWEST_RECORDS:
-        return [found(scenario, "inputs-too-few", f"{len(inputs)} inputs")]
     questions = [each.entry.body["query"] for each in of(run, RERANK)]
     questions += [asked(run)["question"]] if asked(run) else []
     if not questions:
         return []
+    if len(inputs) <= FEWEST_RECORDS:
+        return [found(scenario, "inputs-too-few", f"{len(inputs)} inputs")]
+    missing = [name for name, record in RECORDS.items() if not home(inputs, record["text"])]
+    if 0 < len(missing) < len(RECORDS) / 2:
+        return [found(scenario, "record-not-embedded", ", ".join(map(shown, missing)))]
     if questions[0] != questions[-1]:
         return [found(scenario, "question-differs", " and ".join(map(shown, questions)))]
     question = home(inputs, questions[0])
@@ -656,15 +670,15 @@ def how(ended: Ended) -> str:
     return f"exit status {ended.status}" + (f", stderr {shown(line)}" if line else "")
 
 
-def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended) -> list[Finding]:
+def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended, key: str) -> list[Finding]:
     findings = []
     out = ended.stdout.decode("utf-8", "replace")
     for name, data in (("stdout", ended.stdout), ("stderr", ended.stderr)):
-        if models.KEY.encode() in data:
+        if key.encode() in data:
             findings.append(found(scenario, "key-printed", f"the key on {name}"))
     if ended.status is None:
         return [*findings, found(scenario, "hang", "it was killed")]
-    ends = due(scenario, run) if not in_requests(scenario, run) else set()
+    ends = due(scenario, run) if not in_requests(scenario, run, ended) else set()
     if not ends:
         return findings
     if ended.status != 0:
@@ -676,7 +690,7 @@ def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended) -> list[Fi
     elif ends == {REFUSES}:
         code = "accepted" if out.strip() else "exit-zero"
         came = f"{scenario.serves}; exit status 0, stdout {shown(out)}"
-        findings.append(found(scenario, code, came, wrote(run)))
+        findings.append(found(scenario, code, came, wrote(run) if scenario.path == CHAT else ""))
     else:
         findings += in_document(scenario, run, ended.stdout, ends)
     return findings
@@ -745,7 +759,7 @@ def met(scenario: Scenario, run: Sequence[Exchange]) -> bool:
 def unshown(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
     """Why a run without faults is no proof, if it is none."""
     if not met(scenario, run):
-        return [found(scenario, "not-served", f"{len(of(run, scenario.path))} plain replies")]
+        return [found(scenario, "not-served", "plain replies only")]
     sources = {source["id"] for source in asked(run).get("sources", [])}
     for cited in map(str, said(run).get("source_ids") or []):
         record = RECORDS.get(cited)

@@ -185,6 +185,12 @@ MUTANTS = (
         "        records = read_records()[:11]\n",
         plain="inputs-too-few",
     ),
+    mutant(
+        "one record is left out",
+        "        records = read_records()\n",
+        "        records = read_records()[1:]\n",
+        plain="record-not-embedded",
+    ),
     # Rerank.
     mutant(
         "a negative index counts from the end",
@@ -246,7 +252,8 @@ MUTANTS = (
         "        if settings.rerank_model:\n",
         "        if True:\n",
         "    return settings\n",
-        '    return settings._replace(rerank_model="mock-rerank")\n',
+        '    rerank_model = settings.embedding_model.replace("embedding", "rerank")\n'
+        "    return settings._replace(rerank_model=rerank_model)\n",
         plain_no_rerank="rerank-unasked",
     ),
     mutant(
@@ -337,6 +344,25 @@ MUTANTS = (
         plain="key-in-body",
     ),
     mutant(
+        "a key of its own",
+        'settings = Settings(base_url.rstrip("/"), *others)',
+        'settings = Settings(base_url.rstrip("/"), "mock-key-for-tests", *others[1:])',
+        plain="request-refused",
+    ),
+    mutant(
+        "a model of its own",
+        'settings = Settings(base_url.rstrip("/"), *others)',
+        'settings = Settings(base_url.rstrip("/"), others[0], "mock-chat", *others[2:])',
+        plain="request-refused",
+    ),
+    mutant(
+        "texts that are encoded twice",
+        'task = json.dumps({"question": question, "sources": sources}, ensure_ascii=False)',
+        'task = json.dumps({"question": question, "sources": sources}, ensure_ascii=False)\n'
+        '    task = task.encode("utf-8").decode("latin-1")',
+        rerank_other_script="source-not-known",
+    ),
+    mutant(
         "the key in another header",
         '"Authorization": f"Bearer {key}"',
         '"X-Api-Key": key',
@@ -403,6 +429,12 @@ MUTANTS = (
         'ids = [typed(item, str, "id") for item',
         'ids = [typed(item, str, "id").strip() for item',
         answer_id_white_space="accepted",
+    ),
+    mutant(
+        "white space before ids is dropped",
+        'ids = [typed(item, str, "id") for item',
+        'ids = [typed(item, str, "id").lstrip() for item',
+        answer_id_white_space_before="accepted",
     ),
     mutant(
         "the case of ids is ignored",
@@ -519,6 +551,24 @@ MUTANTS = (
         '"sources": [sent[item] for item in ids]',
         '"sources": list(sent.values()) if ids else []',
         plain="sources-not-cited",
+    ),
+    mutant(
+        "sources are published in the order sent",
+        '"sources": [sent[item] for item in ids]',
+        '"sources": [record for record in sources if record["id"] in ids]',
+        answer_two_ids="sources-not-cited",
+    ),
+    mutant(
+        "only the first source is published",
+        '"sources": [sent[item] for item in ids]',
+        '"sources": [sent[item] for item in ids[:1]]',
+        answer_two_ids="sources-not-cited",
+    ),
+    mutant(
+        "output that is encoded twice",
+        '    stdout.write(line + "\\n")\n',
+        '    stdout.write(line.encode("utf-8").decode("latin-1") + "\\n")\n',
+        answer_two_ids="answer-differs",
     ),
     mutant(
         "another text is published",

@@ -314,7 +314,9 @@ class TestCommands(unittest.TestCase):
         list(check(client, [SCENARIOS["embeddings-reversed"]]))
         self.assertEqual(seen[0]["API_TIMEOUT"], "0.3")
         self.assertRegex(seen[0]["API_BASE_URL"], "/run/check-0/scenario/silence/v1$")
-        self.assertEqual([each["API_RERANK_MODEL"] for each in seen], ["mock-rerank", ""])
+        self.assertEqual(
+            [each["API_RERANK_MODEL"] for each in seen], ["mock-rerank-of-the-check", ""]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,14 +372,15 @@ class TestCommandLine(unittest.TestCase):
             findings.split("\n"),
             [
                 "exit-zero (fault): a failure ended with exit status 0",
-                "  in        http-500",
+                "  in        http-500: status 500 for every request to /embeddings",
                 "  expected  an exit status that is not 0",
                 '  came      status 500 for every request to /embeddings; exit status 0, stdout ""',
                 "  advice    exit with 1 when a stage fails",
-                "  also in   http-503",
+                "  also in   http-503: status 503 for every request to /embeddings",
             ],
         )
-        self.assertEqual(end, "1 passed, 2 failed, 0 not judged\n")
+        again = "To see one again: python -m mock_server run --scenario http-500 -- x\n"
+        self.assertEqual(end, f"{again}1 passed, 2 failed, 0 not judged\n")
 
     def test_what_was_not_judged_is_shown_and_is_no_failure(self) -> None:
         printed = call("check", "--scenario", "embeddings-base64", "--", "x")
@@ -432,7 +435,9 @@ class TestCommandLine(unittest.TestCase):
         printed = call("check", "--", "x", client=client)
         self.assertEqual((printed.status, len(runs)), (1, 1))
         self.assertIn("no-request (fault): no request came\n", printed.stdout)
-        self.assertTrue(printed.stdout.endswith("\n0 passed, 1 failed, 0 not judged\n"))
+        self.assertIn("  came      exit status 0\n", printed.stdout)
+        rest = f"{len(TABLE) - 1} not run: the first sent no request"
+        self.assertTrue(printed.stdout.endswith(f"\n0 passed, 1 failed, 0 not judged, {rest}\n"))
 
     def test_a_command_that_cannot_be_started_is_127_and_one_line(self) -> None:
         client = mock.Mock(side_effect=FileNotFoundError(2, "No such file or directory"))

@@ -424,9 +424,17 @@ class TestDeterminism(MockServerTestCase):
 
 
 FORM = (
-    "the last user message must be the JSON object "
+    "the last user message must be the JSON of "
     '{"question", "sources": [{"id", "title"?, "text"}]}, all strings'
 )
+NO_STRING = "is not a string; leave out a title that is not there"
+
+
+def with_source(source: Any) -> dict[str, Any]:
+    """A question with a good source and this one."""
+    return {"question": "a", "sources": [{"id": "a", "text": "b"}, source]}
+
+
 NO_IDS = "'input' must be a string or a list of strings (no token ids)"
 NO_INPUT = "'input' is empty, or holds an empty text"
 NO_QUERY = "'query' must be a string that is not empty"
@@ -507,23 +515,35 @@ REFUSALS: list[Refusal] = [
     ),
     *bad_messages(
         "messages",
-        FORM,
+        f"{FORM}: no user message is a JSON object with these two keys",
         *([{**USER, "role": role}] for role in ("system", "developer", "assistant")),
         *([{**USER, "content": text}] for text in (QUESTION, "", "[]", "null", "[" * 100_000)),
         [{**USER, "content": '{"question": "half of a pair: \\ud83d", "sources": []}'}],
         [{**USER, "content": '{"question": NaN, "sources": []}'}],
         as_text({"question": "a"}),
         as_text({"sources": []}),
-        as_text({"question": "a", "sources": [], "k": 3}),
-        as_text({"question": 7, "sources": []}),
-        as_text({"question": "a", "sources": {}}),
-        as_text({"question": "a", "sources": ["b"]}),
-        as_text({"question": "a", "sources": [{"id": "b"}]}),
-        as_text({"question": "a", "sources": [{"text": "b"}]}),
-        as_text({"question": "a", "sources": [{"id": 1, "text": "b"}]}),
-        as_text({"question": "a", "sources": [{"id": "b", "text": None}]}),
-        as_text({"question": "a", "sources": [{"id": "b", "text": "c", "title": None}]}),
-        as_text({"question": "a", "sources": [{"id": "b", "text": "c", "url": "d"}]}),
+    ),
+    *(
+        row
+        for fault, asked in (
+            ("unknown key 'k'", {"question": "a", "sources": [], "k": 3}),
+            ("'question' is not a string", {"question": 7, "sources": []}),
+            ("'sources' is not a list", {"question": "a", "sources": {}}),
+            ("sources[0]: not an object", {"question": "a", "sources": ["b"]}),
+            ("sources[0]: no 'text'", {"question": "a", "sources": [{"id": "b"}]}),
+            ("sources[0]: no 'id'", {"question": "a", "sources": [{"text": "b"}]}),
+            (f"sources[1]: 'id' {NO_STRING}", with_source({"id": 1, "text": "b"})),
+            (f"sources[1]: 'text' {NO_STRING}", with_source({"id": "b", "text": None})),
+            (
+                f"sources[1]: 'title' {NO_STRING}",
+                with_source({"id": "b", "text": "c", "title": None}),
+            ),
+            (
+                "sources[1]: unknown key 'url'",
+                with_source({"id": "b", "text": "c", "url": "d"}),
+            ),
+        )
+        for row in bad_messages("messages", f"{FORM}: {fault}", as_text(asked))
     ),
     *refused(CHAT, "n", "'n' is not served: one whole answer a request", 0, 2, True, "1", 1.0),
     *refused(CHAT, "stream", "'stream' is not served: one whole answer a request", True, 0, "no"),
@@ -1255,6 +1275,7 @@ DEPENDS = LATER | {
     "embeddings-limit-10",
     "embeddings-numbers-for-base64",
     "embeddings-base64-unasked",
+    "rerank-other-script",
 }
 
 
@@ -1293,6 +1314,16 @@ class TestScenarios(MockServerTestCase):
             ):
                 plain = self.served("/v1", EMBEDDINGS, request)
                 check(self.served(self.base(name), EMBEDDINGS, request), plain, name)
+
+    def test_a_document_in_another_script_is_the_best_where_there_is_one(self) -> None:
+        base = f"{self.base('rerank-other-script')}/rerank"
+        good = {**GOOD[RERANK], "documents": [SATURDAY, "图书馆", PRINTERS, "Bücherei"], "top_n": 2}
+        rows = self.post(base, good).data["results"]
+        self.assertEqual([row["index"] for row in rows], [1, 0])
+        self.assertGreater(rows[0]["relevance_score"], rows[1]["relevance_score"])
+        self.assertEqual(
+            self.post(base, GOOD[RERANK]).data, self.post("/v1/rerank", GOOD[RERANK]).data
+        )
 
     def test_scenarios_that_are_plain_serve_the_plain_reply(self) -> None:
         for name in sorted(SAME_AS_PLAIN):
