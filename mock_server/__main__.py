@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 from mock_server.check import (
+    NotStarted,
     as_json,
     check,
     command_client,
@@ -32,6 +36,8 @@ DESCRIPTION = "A local mock of an OpenAI-compatible service: it tests requests, 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: of the command that was run; 2 for a usage error."""
     options = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a client may print any character
     if options.action == "scenarios":
         print(listing(), flush=True)
         return 0
@@ -108,7 +114,9 @@ def jobs(text: str) -> int:
 
 
 def tell(line: str) -> None:
-    print(f"mock: {printable(line)}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a stream that is full or closed is no fault of the client
+        if sys.stderr:
+            print(f"mock: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def serve(port: int, shell: str) -> int:
@@ -137,19 +145,21 @@ def run(command: Sequence[str], scenario: str, rerank: bool) -> int:
         try:
             process = subprocess.Popen(list(command), env=environ)
         except OSError as error:
-            return not_started(command, error)
+            return not_started(command, error.strerror)
         while True:
             try:
                 status = process.wait()
                 break
             except KeyboardInterrupt:  # the command gets the same signal, and decides
                 continue
+            except SystemExit:  # another signal, which it does not get
+                process.terminate()
+                raise
     return status if status >= 0 else 128 - status
 
 
-def not_started(command: Sequence[str], error: OSError) -> int:
-    reason = f"cannot run {printable(command[0])}: {error.strerror}"
-    print(f"mock_server: {reason}", file=sys.stderr)
+def not_started(command: Sequence[str], reason: object) -> int:
+    print(f"mock_server: cannot run {printable(command[0])}: {reason}", file=sys.stderr)
     return 127
 
 
@@ -177,7 +187,7 @@ def check_command(
             results.append(judged)
             if not as_data:
                 print(row(judged, wide), flush=True)
-    except OSError as error:
+    except NotStarted as error:
         return not_started(command, error)
     finally:
         stop.set()  # Ctrl-C: whatever still runs is killed
@@ -210,11 +220,21 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def end(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    for name in ("SIGTERM", "SIGHUP"):  # so that a command which was started is ended too
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
+            signal.signal(number, end)
     try:
         sys.exit(main())
     except KeyboardInterrupt:  # one more, while the first is being obeyed
         sys.exit(130)
-    except BrokenPipeError:  # the reader of the listing has left
+    except OSError as error:  # stdout is full; or closed, whose reader needs no word
+        if not isinstance(error, BrokenPipeError):
+            print(f"mock_server: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

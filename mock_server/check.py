@@ -25,6 +25,10 @@ LOOPBACK = "127.0.0.1,localhost,::1"
 Client = Callable[[Mapping[str, str]], Ended]
 
 
+class NotStarted(Exception):
+    """A command that cannot be started, and why."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """What is said of one scenario."""
@@ -58,7 +62,8 @@ def check(client: Client, scenarios: Sequence[Scenario], jobs: int = 1) -> Itera
     """
     # Another key and other models than those that are documented: they come from the environment.
     mock = MockServer(key="key-of-the-check", suffix="-of-the-check")
-    with mock as server, ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)  # without `with`, which would wait for runs that are to stop
+    with mock as server:
         try:
             first = run_once(client, server, scenarios[0], "check-0")
             yield first
@@ -110,26 +115,31 @@ def command_client(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], stop: threading.Event, seconds: float
 ) -> Ended:
-    """How the command ended. Raises OSError if it cannot be started.
+    """How the command ended. Raises NotStarted.
 
     Its output goes to files: a pipe would stay open as long as any process that it left behind.
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotStarted(error.strerror) from None
         killed = False
-        while process.poll() is None and not killed:
-            large = any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in (out, err))
-            killed = stop.wait(0.01) or large or time.monotonic() > deadline
-        kill(process)
-        status = process.wait()
+        try:
+            while process.poll() is None and not killed:
+                large = any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in (out, err))
+                killed = stop.wait(0.01) or large or time.monotonic() > deadline
+        finally:  # after Ctrl-C too, which does not reach the command in its own session
+            kill(process)
+            status = process.wait()
         return Ended(None if killed else status, content(out), content(err))
 
 

@@ -173,7 +173,7 @@ def best_sentences(question: str, sources: Sequence[Mapping[str, Any]]) -> dict[
     for source in sources:
         title = set(stems(source.get("title", "")))
         sentences = re.split(r"(?<=[.!?])\s+|(?<=。)(?=.)", source["text"].strip())
-        overlaps = [len(wanted & (title | set(stems(sentence)))) for sentence in sentences]
+        overlaps = [len(wanted & title | wanted & set(stems(sentence))) for sentence in sentences]
         best = max(
             range(len(sentences)),
             key=lambda i: (overlaps[i], len(wanted & set(stems(sentences[i])))),

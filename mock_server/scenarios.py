@@ -267,8 +267,9 @@ def without_question(change: Change) -> Change:
 
 
 def shorter(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without the last number of its vector."""
-    return {**row, "embedding": as_numbers(row)["embedding"][:-1]}
+    """The row without the last number of its vector, which is not left with zeros only."""
+    vector = as_numbers(row)["embedding"][:-1]
+    return {**row, "embedding": vector if any(vector) else [1.0, *vector[1:]]}
 
 
 def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:

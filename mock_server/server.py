@@ -122,7 +122,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.serve(self.control if "/_mock" in self.path else self.exchange)
 
-    do_DELETE = do_GET
+    do_DELETE = do_PUT = do_PATCH = do_GET
 
     def serve(self, answer: Callable[[bytes], Reply]) -> None:
         """Reads the request, and sends the answer to its body, or an error and no more."""
@@ -229,7 +229,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return b""
         if not lengths:
             raise Refused(411, "Content-Length is missing")
-        if not re.fullmatch(r"[0-9]{1,15}", lengths[0]):
+        if not re.fullmatch(r"[0-9]{1,15}[ \t]*", lengths[0]):
             raise Refused(400, "Content-Length is not a number")
         if int(lengths[0]) > MAX_BODY:
             raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
@@ -256,8 +256,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             parts.append(self.rfile.read(length))
             if len(parts[-1]) < length or self.rfile.readline(3) not in (b"\r\n", b"\n"):
                 raise Refused(400, "a chunk does not have its size")
-        while self.rfile.readline(1024) not in (b"\r\n", b"\n", b""):  # trailers
-            pass
+        while (line := self.rfile.readline(1024)) not in (b"\r\n", b"\n"):
+            if not line.endswith(b"\n"):
+                raise Refused(400, "a line behind the chunks is too long, or cut off")
         return b"".join(parts)
 
     def check_origin(self) -> None:

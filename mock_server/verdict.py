@@ -289,7 +289,8 @@ def judge(
     """
     if dropped:
         return [found(scenario, "journal-overflowed", f"{dropped} requests lost")]
-    run = [exchange(entry, scenario) for entry in entries]
+    # One without a status has no reply yet, or never gets one.
+    run = [exchange(entry, scenario) for entry in entries if entry.status]
     findings = in_requests(scenario, run, ended) or in_stages(scenario, run, ended)
     findings = findings or in_texts(scenario, run)
     if ended:
@@ -431,8 +432,9 @@ def home(texts: Iterable[str], *parts: str) -> str | None:
     return min(holding, key=len, default=None)
 
 
-def shown(text: str, limit: int = 100) -> str:
-    text = json.dumps(text, ensure_ascii=not text.isprintable())
+def shown(value: Any, limit: int = 100) -> str:
+    plain = isinstance(value, str) and value.isprintable()
+    text = json.dumps(value, ensure_ascii=not plain)
     return text if len(text) <= limit else f'{text[: limit - 2]}…"'
 
 

@@ -8,11 +8,15 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -234,6 +238,25 @@ class TestFindings(unittest.TestCase):
         )
         self.assertEqual(codes(judged), ["not-served"])
 
+    def test_a_published_text_may_be_any_json(self) -> None:
+        odd = SOURCE.replace("[sent[item] for item", '[{**sent[item], "text": None} for item')
+        (judged,) = run_in("plain", source=odd)
+        self.assertEqual(codes(judged), ["source-altered"])
+        self.assertEqual(judged.findings[0].came, '"hours-saturday": null')
+
+    def test_a_request_that_has_no_reply_yet_is_not_judged(self) -> None:
+        entry = Entry("POST", "/v1/embeddings", "", "right", body={"bad": 1})
+        (found,) = judge(SCENARIOS["plain"], [entry])
+        self.assertEqual(found.code, "no-request")
+
+    def test_a_vector_that_loses_its_last_number_keeps_a_direction(self) -> None:
+        own = own_records("bifm", *(f"Part {i}." for i in range(12)))
+        own = own.replace(
+            'QUESTION = "When is the library open on Saturday?"', 'QUESTION = "Which part."'
+        )
+        (judged,) = run_in("embeddings-later-batch-shorter", source=own)
+        self.assertEqual(codes(judged), ["not-served"])
+
     def test_at_most_7_further_batches_may_have_been_on_their_way(self) -> None:
         def batch(number: int) -> Entry:
             return Entry(
@@ -440,7 +463,7 @@ class TestCommandLine(unittest.TestCase):
         self.assertTrue(printed.stdout.endswith(f"\n0 passed, 1 failed, 0 not judged, {rest}\n"))
 
     def test_a_command_that_cannot_be_started_is_127_and_one_line(self) -> None:
-        client = mock.Mock(side_effect=FileNotFoundError(2, "No such file or directory"))
+        client = command_client(["no-such-command"], threading.Event())
         printed = call("check", "--json", "--", "no-such-command", client=client)
         self.assertEqual((printed.status, printed.stdout), (127, ""))
         line = "mock_server: cannot run no-such-command: No such file or directory\n"
@@ -463,6 +486,74 @@ class TestCommandLine(unittest.TestCase):
         printed = call("check", "--help")
         self.assertEqual(printed.status, 0)
         self.assertIn(CONTRACT, printed.stdout)
+
+    @unittest.skipIf(os.name == "nt", "needs POSIX signals")
+    def test_a_signal_leaves_no_process_behind(self) -> None:
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with self.subTest(signal=number), tempfile.TemporaryDirectory() as folder:
+                note = Path(folder) / "pid"
+                code = (
+                    "import os, pathlib, time; "
+                    f"pathlib.Path({str(note)!r}).write_text(str(os.getpid()) + '.'); "
+                    "time.sleep(600)"
+                )
+                process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "mock_server",
+                        "check",
+                        "--",
+                        sys.executable,
+                        "-c",
+                        code,
+                    ],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    # A shell's background jobs, and what they start, ignore the signal.
+                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                )
+                while not (note.exists() and note.read_text().endswith(".")):
+                    self.assertIsNone(process.poll())
+                process.send_signal(number)
+                _, err = process.communicate(timeout=15)
+                self.assertEqual((process.returncode, err), (status, b""))
+                with self.assertRaises(ProcessLookupError):
+                    os.kill(int(note.read_text()[:-1]), 0)
+
+    @unittest.skipUnless(Path("/dev/full").exists(), "there is no full device")
+    def test_a_stdout_that_is_full_or_closed_is_no_fault_of_the_command(self) -> None:
+        argv = [sys.executable, "-m", "mock_server", "check", "--scenario", "plain", "--", "true"]
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, b"mock_server: No space left on device\n")
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "wb") as closed:
+            done = subprocess.run(argv, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE)
+        self.assertEqual((done.returncode, done.stderr), (1, b""))
+
+    def test_a_stderr_that_is_full_or_gone_does_not_disturb_the_requests(self) -> None:
+        for stream in (mock.Mock(write=mock.Mock(side_effect=OSError)), None):
+            with mock.patch.object(sys, "stderr", stream):
+                command_line.tell("POST /v1/embeddings 200")
+
+    def test_characters_that_stdout_does_not_know_are_escaped(self) -> None:
+        source = own_records("图书馆", *(f"Part {i}." for i in range(12)))
+        failing = source.replace("SOURCES = 4", "SOURCES = 13").replace(
+            "CANDIDATES = 8", "CANDIDATES = 13"
+        )
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        with mock.patch("mock_server.__main__.command_client", lambda *_: in_process(failing)):
+            with mock.patch.object(sys, "stdout", stdout):
+                argv = ["check", "--json", "--scenario", "plain", "--", "图书馆"]
+                self.assertEqual(command_line.main(argv), 1)
+                argv = ["check", "--scenario", "plain", "--", "图书馆"]
+                self.assertEqual(command_line.main(argv), 1)
+        shown = stdout.buffer.getvalue()
+        self.assertIn(rb"run --scenario plain -- '\u56fe\u4e66\u9986'", shown)
 
     def test_ctrl_c_kills_what_still_runs(self) -> None:
         stops: list[threading.Event] = []

@@ -866,7 +866,7 @@ class TestSafety(MockServerTestCase):
                 self.assertEqual(answer.headers["content-type"], "application/json")
 
     def test_an_unknown_method_is_answered_501_and_ends_the_connection(self) -> None:
-        for method in ("BREW", "PUT", "OPTIONS", "TRACE", "post"):
+        for method in ("BREW", "HEAD", "OPTIONS", "TRACE", "post"):
             answer = self.only(self.head(f"{method} /v1/embeddings"))
             message = f"Unsupported method ('{method}')"
             self.assertEqual(answer.refusal, (501, message, None))
@@ -889,7 +889,7 @@ class TestSafety(MockServerTestCase):
             self.assertEqual(self.ask(method, "/").refusal, (404, UNKNOWN_PATH, None))
 
     def test_another_method_for_an_endpoint_is_answered_405_and_is_in_the_journal(self) -> None:
-        for method in ("GET", "DELETE"):
+        for method in ("GET", "DELETE", "PUT", "PATCH"):
             message = f"the method is {method}; this path is for POST"
             self.assertEqual(self.ask(method, "/v1/embeddings").refusal, (405, message, None))
             entry = self.journal()["requests"][-1]
@@ -1006,6 +1006,13 @@ class TestChunks(MockServerTestCase):
                 self.assertEqual((one.status, one.data), (200, models.rerank(GOOD[RERANK])))
                 self.assertEqual(other.data, models.embeddings(GOOD[EMBEDDINGS]))
                 self.assertEqual(self.server.journal.entries[-2].body, GOOD[RERANK])
+
+    def test_a_line_behind_the_chunks_that_is_too_long_is_answered_400(self) -> None:
+        hidden = b"X" * 1024 + b"\r\n" + self.head("DELETE /_mock/journal")
+        chunks = chunked(b"{}").removesuffix(b"\r\n") + hidden
+        head = self.head("POST /v1/embeddings", "Transfer-Encoding: chunked")
+        message = "a line behind the chunks is too long, or cut off"
+        self.assertEqual(self.only(head + chunks).refusal, (400, message, None))
 
     def test_the_name_of_the_coding_may_be_in_any_case(self) -> None:
         head = self.chunked(b"", "Connection: close").replace(b": chunked", b": Chunked ")
