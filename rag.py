@@ -779,7 +779,7 @@ PLAIN_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−", "'"
 LETTERS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{LETTERS}]")
 # From an edge outward, what it cuts off a word or number: "able", "-", also ".14" and "'t".
-BETWEEN_WORDS = re.escape(";!?…—\"“”„‟‘‚‛«»‹›()[]{}·¿¡،؛؟。、，；：！？「」（）*`") + LETTERS
+BETWEEN_WORDS = re.escape(";!?…—\"“”„‟‘‚‛«»‹›()[]{}·¿¡،؛؟।॥。、，；：！？「」（）*`") + LETTERS
 REST = re.compile(rf"[.,:'’]*[^.,:'’\s{BETWEEN_WORDS}]")
 
 

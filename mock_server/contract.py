@@ -10,11 +10,11 @@ READS    API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and API_RERANK_MO
 SENDS    JSON by POST with the header `Authorization: Bearer KEY`, in this order. Nothing is sent
          twice, no redirect is followed.
   1 BASE_URL/embeddings, one or more times, at most 8 at a time: {"model", "input": [strings]}.
-    The question is an input once, and so is every record: its text, and what you like before or
-    behind it.
+    The question is an input once, and so is every record (equal texts together once): its text,
+    and what you like before or behind it.
   2 BASE_URL/rerank, once, if there is a rerank model: {"model", "query", "documents": [strings]}.
     The query is the question. The documents are the records nearest to it by cosine similarity,
-    each a string that is part of an embedded input.
+    each a string that holds the record's text and is part of an embedded input.
   3 BASE_URL/chat/completions, once: {"model", "messages"}. The last user message is the JSON of
     {"question", "sources": [{"id", "title"?, "text"}]}, with no other keys. There are 1 to 10
     sources, the best ones, best first: by rerank score after a rerank, else by similarity.
@@ -40,6 +40,13 @@ PRINTS   One JSON document on stdout, in UTF-8, exit status 0: {"answer": what t
          the answer is null, or if the reranker returned no row: then the chat is not asked. (Also
          if no record is near the question, for a client that has a floor.) The key is on neither
          stream.
+QUOTES   With RAG_QUOTES=1, if you like: an instruction or the response_format names `citations`.
+         The answer is then one object with exactly `citations`, a list of objects with `source_id`
+         and `quote`, and `answer`. Refused is also a quote that does not stand in the text of its
+         source in one piece of whole words, but for white space, straight or curly marks, kinds of
+         dash and composed accents; one of less than 3 words that is not all of the text; the same
+         twice. Printed is also "quotes": [{"id", "start", "end", "text"}], where text is the
+         record's from start to end, counted in code points; sources in the order first cited.
 
 Not judged: words, the prompt, stderr, batches, how many candidates and sources, optional fields
 that the mock knows (encoding_format; top_n, up to the number of documents; return_documents;

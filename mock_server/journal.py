@@ -26,6 +26,7 @@ class Entry:
     headers: list[str] = field(default_factory=list)
     body: Any = None
     key_in_body: bool = False
+    key_elsewhere: bool = False
     size: int = 0
     status: int = 0
     refused: str = ""

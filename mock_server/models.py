@@ -32,15 +32,23 @@ COMMON = frozenset(
 def plain_data(text: str) -> Any:
     """A JSON text as plain data that can be written as JSON again, also inside the journal.
 
-    Raises ValueError: for NaN, Infinity, 1e999, half a surrogate pair and deep nesting too.
+    Raises ValueError: for NaN, Infinity, 1e999, half a surrogate pair, deep nesting and a repeated
+    key too.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=members)
         deeper = [[[[[[[[[[value]]]]]]]]]]  # the journal and its callers need some levels more
         json.dumps(deeper, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
+
+
+def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Raises ValueError where a key would hide another."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a repeated key")
+    return dict(pairs)
 
 
 def stems(text: str) -> list[str]:
@@ -127,7 +135,9 @@ def rerank(request: Mapping[str, Any]) -> dict[str, Any]:
 def chat(request: Mapping[str, Any]) -> dict[str, Any]:
     """The sentences that share most words with the question, with their sources; else null."""
     asked = question_and_sources(request["messages"]) or {}
-    content = json.dumps(best_sentences(asked["question"], asked["sources"]), ensure_ascii=False)
+    best = best_sentences(asked["question"], asked["sources"])
+    form = with_quotes if wants_quotes(request) else with_ids
+    content = json.dumps(form(best), ensure_ascii=False)
     prompt = sum(tokens(message["content"]) for message in request["messages"])
     return {
         "id": identifier("chatcmpl", request),
@@ -163,8 +173,32 @@ def question_and_sources(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any
     return None
 
 
-def best_sentences(question: str, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """{"answer", "source_ids"}: the best sentence of each source that no other source beats.
+def wants_quotes(request: Mapping[str, Any]) -> bool:
+    """Whether a chat request asks for quotes: an instruction or the schema names `citations`."""
+    instructions = [each["content"] for each in request["messages"] if each["role"] != "user"]
+    return "citations" in json.dumps([instructions, request.get("response_format")])
+
+
+Found = tuple[str, Mapping[str, Any]]  # a sentence and its source
+
+
+def with_ids(best: Sequence[Found]) -> dict[str, Any]:
+    answer = " ".join(sentence for sentence, _ in best) or None
+    return {"answer": answer, "source_ids": [source["id"] for _, source in best]}
+
+
+def with_quotes(best: Sequence[Found]) -> dict[str, Any]:
+    """Each sentence is its own quote; a short one is quoted with all of its text."""
+    citations = []
+    for sentence, source in best:
+        short = len(sentence.split()) < 3 and sentence.isascii()
+        quote = source["text"].strip() if short else sentence
+        citations.append({"source_id": source["id"], "quote": quote})
+    return {"citations": citations, "answer": with_ids(best)["answer"]}
+
+
+def best_sentences(question: str, sources: Sequence[Mapping[str, Any]]) -> list[Found]:
+    """The best sentence of each source that no other source beats.
 
     Text inside a source is only ever compared and copied: an order in it has no effect.
     """
@@ -178,15 +212,9 @@ def best_sentences(question: str, sources: Sequence[Mapping[str, Any]]) -> dict[
             range(len(sentences)),
             key=lambda i: (overlaps[i], len(wanted & set(stems(sentences[i])))),
         )
-        found.append((overlaps[best], sentences[best], source["id"]))
+        found.append((overlaps[best], sentences[best], source))
     most = max((overlap for overlap, _, _ in found), default=0)
-    if not most:
-        return {"answer": None, "source_ids": []}
-    chosen = [(sentence, source_id) for overlap, sentence, source_id in found if overlap == most]
-    return {
-        "answer": " ".join(sentence for sentence, _ in chosen),
-        "source_ids": [source_id for _, source_id in chosen],
-    }
+    return [(sentence, source) for overlap, sentence, source in found if overlap == most > 0]
 
 
 def tokens(text: str) -> int:

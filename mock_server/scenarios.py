@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
+import unicodedata
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mock_server.models import inputs_of, question_and_sources
+from mock_server.models import inputs_of, question_and_sources, wants_quotes
 
 EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
 ORDER = (EMBEDDINGS, RERANK, CHAT)
@@ -58,8 +60,8 @@ def unchanged(good: Any, request: Mapping[str, Any]) -> Any:
 class Scenario:
     """A row of the table. `words` is what rag.py's one line says; `settings` are for its run.
 
-    A client meets the scenario if a reply differs from the plain one: if its request `asks` for
-    that and, where the fault is a difference between two replies (`beside`), if another does not
+    A client meets the scenario if a reply differs from the plain one; if its request `asks` for
+    that; and, where the fault is a difference between two replies (`beside`), if another does not
     differ. `told_from` is the wrong way of ranking that must lead to other sources.
     """
 
@@ -72,7 +74,7 @@ class Scenario:
     words: str = ""
     rerank: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-    asks: Mapping[str, str] = field(default_factory=dict)
+    asks: Callable[[Mapping[str, Any]], bool] | None = None
     beside: bool = False
     told_from: str = ""
 
@@ -253,6 +255,35 @@ def scaled(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any
     return {**good, "data": data}
 
 
+def unless_sent(change: Change) -> Change:
+    """The change, unless each id that is cited then was sent: ids may be anything."""
+
+    def change_unless(good: Any, request: Mapping[str, Any]) -> Any:
+        asked = question_and_sources(request["messages"]) or {}
+        sent = [source["id"] for source in asked["sources"]]
+        reply = change(good, request)
+        cited = json.loads(reply["choices"][0]["message"]["content"])["source_ids"]
+        return good if cited and all(each in sent for each in cited) else reply
+
+    return change_unless
+
+
+def cites(edit: Callable[[list[str]], Any]) -> Change:
+    """Changes the ids to ones that were not sent."""
+    return unless_sent(ids(edit))
+
+
+def if_several(change: Change) -> Change:
+    """The change in replies of more than one row: with one there is nothing to differ from."""
+    return lambda good, request: change(good, request) if len(good["data"]) > 1 else good
+
+
+def beyond(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An index that is too large by the number of inputs or documents, so that a modulus fits."""
+    count = len(inputs_of(request)) if "data" in good else len(request["documents"])
+    return last_index(lambda index: index + count)(good, request)
+
+
 def is_question(text: str) -> bool:
     return text.rstrip().endswith(("?", "？"))
 
@@ -270,6 +301,21 @@ def shorter(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row without the last number of its vector, which is not left with zeros only."""
     vector = as_numbers(row)["embedding"][:-1]
     return {**row, "embedding": vector if any(vector) else [1.0, *vector[1:]]}
+
+
+def highest_shorter(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """A number less in the vector of the last input."""
+    last = len(good["data"]) - 1
+    return {
+        **good,
+        "data": [shorter(row) if row["index"] == last else row for row in good["data"]],
+    }
+
+
+def other_index_absent(items: list[Any]) -> list[Any]:
+    """No index in one row, which is not the one with the index 0."""
+    place = next((i for i, row in enumerate(items) if row["index"]), 0)
+    return [changed(row, {"index": ABSENT}) if i == place else row for i, row in enumerate(items)]
 
 
 def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,17 +338,100 @@ def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_rest(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Behind the best rows, a row for each of the other documents."""
+    """Before the best rows, of which the best is the last, one for each other document."""
     best = [row["index"] for row in good["results"]]
     rest = [index for index in range(len(request["documents"])) if index not in best]
     others = [{"index": index, "relevance_score": -1.0} for index in rest]
-    return {**good, "results": [*good["results"], *others]}
+    return {**good, "results": [*others, *good["results"][::-1]]}
 
 
 def in_parts(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     """The content as a list of parts, as multimodal models send it."""
     content = good["choices"][0]["message"]["content"]
     return message(content=[{"type": "text", "text": content}])(good, request)
+
+
+def quotes(edit: Callable[[str], str]) -> Change:
+    """Changes the first quote, in the reply to a client that asks for quotes."""
+    return if_quotes(
+        cites_in_quotes(lambda cited: [{**cited[0], "quote": edit(cited[0]["quote"])}, *cited[1:]])
+    )
+
+
+def cites_in_quotes(edit: Callable[[list[Any]], list[Any]]) -> Change:
+    """Changes the list of citations."""
+
+    def change(content: str) -> str:
+        said = json.loads(content)
+        cited = said["citations"] or [{"source_id": UNSENT, "quote": "It is so."}]
+        return json.dumps({"citations": edit(cited), "answer": said["answer"] or "It is."})
+
+    return text(change)
+
+
+def if_quotes(change: Change) -> Change:
+    return lambda good, request: change(good, request) if wants_quotes(request) else good
+
+
+def quotes_all(edit: Callable[[str], str]) -> Change:
+    """Quotes all of the text of the first source that the edit changes."""
+
+    def change(good: Any, request: Mapping[str, Any]) -> Any:
+        asked = question_and_sources(request["messages"]) or {}
+        for source in asked["sources"]:
+            if edit(source["text"]) != source["text"]:
+                cited = {"source_id": source["id"], "quote": edit(source["text"])}
+                said = json.dumps({"citations": [cited], "answer": "It says so."})
+                return message(content=said)(good, request)
+        return good
+
+    return if_quotes(change)
+
+
+def quotes_for_another_source(good: Any, request: Mapping[str, Any]) -> Any:
+    """The first quote, which is true, with the id of a source in which it does not stand."""
+    asked = question_and_sources(request["messages"]) or {}
+
+    def edit(cited: list[Any]) -> list[Any]:
+        quote = cited[0]["quote"]
+        wrong = [each["id"] for each in asked["sources"] if quote not in each["text"]]
+        return [{**cited[0], "source_id": [*wrong, UNSENT][0]}, *cited[1:]]
+
+    return cites_in_quotes(edit)(good, request)
+
+
+def quotes_a_title(good: Any, request: Mapping[str, Any]) -> Any:
+    asked = question_and_sources(request["messages"]) or {}
+    titles = [source.get("title", "") for source in asked["sources"]]
+    return quotes(lambda quote: f"{[*titles, ''][0]}: {quote}")(good, request)
+
+
+def next_digit(quote: str) -> str:
+    changed = re.sub(r"[0-9]", lambda digit: str((int(digit[0]) + 1) % 10), quote, count=1)
+    return changed if changed != quote else f"{quote} 7"
+
+
+def without_a_word(quote: str) -> str:
+    words = quote.split(" ")
+    parts = words if len(words) > 2 else list(quote)
+    return (" " if parts is words else "").join([*parts[:1], *parts[2:]])
+
+
+def with_a_sign(quote: str) -> str:
+    signed = re.sub(r"(?<![0-9])[0-9]", lambda digit: f"-{digit[0]}", quote, count=1)
+    return signed if signed != quote else f"-{quote}"
+
+
+def ends(quote: str, between: str) -> str:
+    """The beginning and the end of a quote, without its middle."""
+    size = max(1, len(quote) // 3)
+    return f"{quote[:size].rstrip()}{between}{quote[-size:].lstrip()}"
+
+
+def curly(quote: str) -> str:
+    """Curly marks for straight ones, and long dashes for short ones."""
+    opened = re.sub(r'(^|(?<=[\s(]))"', "“", quote).replace('"', "”")
+    return re.sub(r"(?<=\w)'", "’", opened).replace("-", "–")
 
 
 def cites_a_record_that_was_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
@@ -320,6 +449,18 @@ def cites_a_title(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     return says(answer="It is.", source_ids=[*names, UNSENT][:1])(good, request)
 
 
+def cites_a_text(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An answer with the text of the first source for its id."""
+    asked = question_and_sources(request["messages"]) or {}
+    texts = [source["text"] for source in asked["sources"]]
+    return says(answer="It is.", source_ids=[*texts, UNSENT][:1])(good, request)
+
+
+def full_width(text: str) -> str:
+    """Letters, digits and signs as they stand in a line of Han characters."""
+    return "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
+
+
 def invented(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     """One row more, with the best score, for a document that was not sent."""
     row = {
@@ -330,13 +471,11 @@ def invented(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, A
     return {**good, "results": [row, *good["results"][:-1]]}
 
 
-def cites_two(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An answer in many scripts with two ids, which are not in the order of the sources."""
+def cites_all(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+    """An odd answer with the ids of all sources, in another order than sent or reversed."""
     asked = question_and_sources(request["messages"]) or {}
-    cited = [source["id"] for source in asked["sources"][:2]][::-1]
-    return says(answer="Café, Ωmega, 自行车, \U0001f6b2 and\u2028so on.", source_ids=cited)(
-        good, request
-    )
+    sent = [source["id"] for source in asked["sources"]]
+    return says(answer=ODD_TEXT, source_ids=sent[1:][::-1] + sent[:1])(good, request)
 
 
 def other_script_first(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,12 +519,15 @@ def knowledge() -> dict[str, Any]:
 
 RECORDS = knowledge()
 UNSENT = "no-such-record"
+# What gets lost where a text is trimmed, cut, escaped, encoded twice or normalised.
+ODD_TEXT = f" Café “Ω” – 自行车, \U0001f6b2 ﬁ\u2028<b>&amp; *so*</b>  on. {'x' * 400} "
 DRAFT = '{"answer": "A draft.", "source_ids": []}'
 DEEP = "[" * 10_000 + "]" * 10_000
 BASE64: dict[str, Any] = {
     "settings": {"API_EMBEDDING_ENCODING": "base64"},
-    "asks": {"encoding_format": "base64"},
+    "asks": lambda request: request.get("encoding_format") == "base64",
 }
+QUOTES: dict[str, Any] = {"settings": {"RAG_QUOTES": "1"}, "asks": wants_quotes}
 # Wrong ways of ranking, as findings name them.
 BY_POSITION = "by position, not by index"
 BY_PRODUCT = "by the dot product of vectors that are not scaled"
@@ -407,7 +549,8 @@ STATUSES: tuple[tuple[int, str, str, Mapping[str, str]], ...] = (
 
 
 def legal(name: str, path: str, serves: str, change: Change, **more: Any) -> Scenario:
-    return Scenario(name, "dialects", serves, more.pop("expected", ANSWERS), path, change, **more)
+    group = more.pop("group", "dialects")
+    return Scenario(name, group, serves, more.pop("expected", ANSWERS), path, change, **more)
 
 
 def fault(name: str, path: str, serves: str, change: Change, words: str, **more: Any) -> Scenario:
@@ -415,8 +558,19 @@ def fault(name: str, path: str, serves: str, change: Change, words: str, **more:
     return Scenario(name, group, serves, more.pop("expected", REFUSES), path, change, words, **more)
 
 
+def later(name: str, path: str, serves: str, change: Change, words: str) -> Scenario:
+    """A transport fault at a later endpoint than /embeddings."""
+    return fault(name, path, serves, change, words, group="transport")
+
+
 def transport(name: str, serves: str, change: Change, words: str, **more: Any) -> Scenario:
     return fault(name, EMBEDDINGS, serves, change, words, group="transport", **more)
+
+
+def quoted(
+    name: str, serves: str, change: Change, words: str = "not in that text, word for word"
+) -> Scenario:
+    return fault(name, CHAT, serves, change, words, group="quotes", **QUOTES)
 
 
 def http(code: int, said: str, words: str, headers: Mapping[str, str]) -> Scenario:
@@ -462,6 +616,8 @@ TABLE = (
         lambda good, request: [scored("score", float)(row) for row in good["results"]]),
     legal("rerank-score", RERANK, "`score` in place of `relevance_score`",
         every_row(scored("score", float))),
+    legal("rerank-negative", RERANK, "scores below 0",
+        every_row(scored("relevance_score", lambda score: 16 * score - 17))),
     legal("rerank-logits", RERANK, "scores from -8 to 8",
         every_row(scored("relevance_score", lambda score: 16 * score - 8))),
     legal("rerank-unsorted", RERANK, "rows in the reverse order, the best last",
@@ -472,13 +628,14 @@ TABLE = (
     legal("rerank-fewer-rows", RERANK, "one row only", rows(lambda items: items[:1])),
     legal("rerank-documents-echoed", RERANK, "another text as the document of each row",
         every_row(echoed({"text": "a text that was never sent"}))),
+    legal("rerank-documents-text", RERANK, "another text, as a string, as the document of each row",
+        every_row(echoed("a text that was never sent"))),
     legal("rerank-documents-null", RERANK, "null as the document of each row",
         every_row(echoed(None))),
     legal("rerank-nothing", RERANK, "no row", rows(lambda items: []), expected=ABSTAINS),
     legal("rerank-other-script", RERANK, "a document that is not in ASCII as the best one",
         other_script_first),
-    legal("answer-two-ids", CHAT, "text in many scripts, and two ids in another order than sent",
-        cites_two),
+    legal("answer-cites-all", CHAT, "odd text, and all ids in another order than sent", cites_all),
     legal("answer-white-space", CHAT, "white space around the JSON object",
         text(lambda content: f"\n {content}\t\n")),
     legal("answer-empty-tool-calls", CHAT,
@@ -501,7 +658,11 @@ TABLE = (
     fault("embeddings-row-null", EMBEDDINGS, "null as a row",
         rows(lambda items: [*items[:-1], None]), "is null, not an object"),
     fault("embeddings-index-absent", EMBEDDINGS, "no index in any row",
-        every_row(lambda row: changed(row, {"index": ABSENT})), "the index 0, for the second time"),
+        if_several(every_row(lambda row: changed(row, {"index": ABSENT}))),
+        "the index 0, for the second time"),
+    fault("embeddings-other-index-absent", EMBEDDINGS,
+        "no index in one row, which is not that of 0", if_several(rows(other_index_absent)),
+        "the index 0, for the second time"),
     fault("embeddings-index-string", EMBEDDINGS, "an index in quotes",
         every_row(lambda row: {**row, "index": str(row["index"])}), "the index a string"),
     fault("embeddings-index-float", EMBEDDINGS, "an index with a fraction",
@@ -511,7 +672,7 @@ TABLE = (
     fault("embeddings-index-negative", EMBEDDINGS, "the index -1", last_row(index=-1),
         "the index -1"),
     fault("embeddings-index-too-large", EMBEDDINGS, "an index beyond the inputs",
-        last_row(index=4096), "the index 4096"),
+        beyond, "not one of 0 to"),
     fault("embeddings-index-repeated", EMBEDDINGS, "an index twice",
         rows(lambda items: [*items[:-1], {**items[-1], "index": items[0]["index"]}]),
         "for the second time"),
@@ -524,7 +685,7 @@ TABLE = (
     fault("embeddings-vector-zero", EMBEDDINGS, "a vector of zeros",
         last_vector(lambda vector: [0.0] * len(vector)), "all zeros"),
     fault("embeddings-vector-shorter", EMBEDDINGS, "a vector with fewer numbers",
-        last_vector(lambda vector: vector[:-1]), "has 255 numbers"),
+        if_several(highest_shorter), "numbers, others 25"),
     fault("embeddings-vector-too-long", EMBEDDINGS, "numbers whose squares overflow",
         last_vector(lambda vector: [1.7e308] * len(vector)), "too large"),
     fault("embeddings-number-null", EMBEDDINGS, "null in a vector", last_number("null"),
@@ -549,7 +710,7 @@ TABLE = (
         last_row(embedding="AAAAAAA="), "not base64 of float32", **BASE64),
     fault("embeddings-later-batch", EMBEDDINGS,
         "an index beyond the inputs, in requests without the question",
-        without_question(last_row(index=4096)), "the index 4096",
+        without_question(beyond), "not one of 0 to",
         settings={"API_EMBEDDING_BATCH": "8"}),
     fault("embeddings-later-batch-shorter", EMBEDDINGS,
         "vectors with one number less, in requests without the question",
@@ -574,8 +735,12 @@ TABLE = (
     fault("rerank-index-boolean", RERANK, "true as an index", rows(true_for_1),
         "the index a bool"),
     fault("rerank-index-negative", RERANK, "the index -1", last_row(index=-1), "the index -1"),
-    fault("rerank-index-too-large", RERANK, "an index beyond the documents", last_row(index=4096),
-        "the index 4096"),
+    fault("rerank-index-too-large", RERANK, "an index beyond the documents", beyond,
+        "not one of 0 to"),
+    fault("rerank-index-zero-absent", RERANK, "no index in the row whose index is 0",
+        every_row(without_index_zero), "the index null"),
+    fault("rerank-index-zero-null", RERANK, "index null in the row whose index is 0",
+        every_row(lambda row: {**row, "index": row["index"] or None}), "the index null"),
     fault("rerank-document-invented", RERANK, "a row for a document that was not sent", invented,
         "the index"),
     fault("rerank-index-repeated", RERANK, "an index twice",
@@ -584,6 +749,9 @@ TABLE = (
     fault("rerank-score-absent", RERANK, "no score", last_row(relevance_score=ABSENT),
         "`relevance_score` and `score`"),
     fault("rerank-score-twice", RERANK, "both `relevance_score` and `score`", last_row(score=0.5),
+        "`relevance_score` and `score`"),
+    fault("rerank-score-twice-equal", RERANK, "both `relevance_score` and `score`, with one value",
+        every_row(lambda row: {**row, "score": row["relevance_score"]}),
         "`relevance_score` and `score`"),
     fault("rerank-score-null", RERANK, "null as a score", last_row(relevance_score=None),
         "has the score null"),
@@ -609,6 +777,8 @@ TABLE = (
         'finish_reason is "eos"'),
     fault("answer-finish-end-turn", CHAT, "finish_reason end_turn",
         choice(finish_reason="end_turn"), 'finish_reason is "end_turn"'),
+    fault("answer-finish-longer", CHAT, "finish_reason stop_sequence",
+        choice(finish_reason="stop_sequence"), 'finish_reason is "stop_sequence"'),
     fault("answer-finish-other-case", CHAT, "finish_reason STOP", choice(finish_reason="STOP"),
         'finish_reason is "STOP"'),
     fault("answer-finish-absent", CHAT, "no finish_reason", choice(finish_reason=ABSENT),
@@ -631,6 +801,14 @@ TABLE = (
     fault("answer-blank", CHAT, "blank text", text(lambda content: " \n"), "empty"),
     fault("answer-fence", CHAT, "a Markdown fence around the object",
         text(lambda content: f"```json\n{content}\n```"), "fence"),
+    fault("answer-fence-plain", CHAT, "a fence without a language",
+        text(lambda content: f"```\n{content}\n```"), "fence"),
+    fault("answer-byte-order-mark", CHAT, "a byte order mark before the object",
+        text(lambda content: f"\ufeff{content}"), "not JSON"),
+    fault("answer-no-break-space", CHAT, "a no-break space before the object",
+        text(lambda content: f"\u00a0{content}"), "not JSON"),
+    fault("answer-line-break", CHAT, "a line break inside the text of the answer",
+        text(lambda content: '{"answer": "At ten\n.", "source_ids": []}'), "not JSON"),
     fault("answer-think-block", CHAT, "a think block before the object",
         text(lambda content: f"<think>Hm.</think>{content}"), "<think>"),
     fault("answer-draft", CHAT, "a draft in a think block, then the object",
@@ -668,6 +846,17 @@ TABLE = (
         "not `answer` and `source_ids`"),
     fault("answer-key-fewer", CHAT, "no `source_ids`", says(source_ids=ABSENT),
         "not `answer` and `source_ids`"),
+    fault("answer-keys-other-case", CHAT, "`Answer` and `Source_Ids`",
+        text(lambda content: content.replace("answer", "Answer").replace("source_i", "Source_I")),
+        "not `answer` and `source_ids`"),
+    fault("answer-object-empty", CHAT, "an empty object", text(lambda content: "{}"),
+        "not `answer` and `source_ids`"),
+    fault("answer-null-alone", CHAT, "null as the answer, and no `source_ids`",
+        text(lambda content: '{"answer": null}'), "not `answer` and `source_ids`"),
+    fault("answer-null-ids-null", CHAT, "null as the answer, and null as the ids",
+        text(lambda content: '{"answer": null, "source_ids": null}'), "source_ids is null"),
+    fault("answer-json-null", CHAT, "null in place of the object", text(lambda content: "null"),
+        "the model's text is null"),
     fault("answer-key-other-name", CHAT, "`sources` in place of `source_ids`",
         says(source_ids=ABSENT, sources=[]), "not `answer` and `source_ids`"),
     fault("answer-ids-null", CHAT, "null as the ids", says(source_ids=None), "source_ids is null"),
@@ -675,25 +864,45 @@ TABLE = (
         "source_ids is a string"),
     fault("answer-id-number", CHAT, "a number as an id", says(source_ids=[1]),
         "source_ids[0] is 1"),
-    fault("answer-id-not-sent", CHAT, "the id of no record", says(source_ids=[UNSENT]),
+    fault("answer-id-not-sent", CHAT, "the id of no record", cites(lambda cited: [UNSENT]),
         f'"{UNSENT}"'),
     fault("answer-id-one-not-sent", CHAT, "a good id, and the id of no record",
-        ids(lambda cited: [*cited, UNSENT]), f'"{UNSENT}"'),
+        cites(lambda cited: [*cited, UNSENT]), f'"{UNSENT}"'),
+    fault("answer-id-first-not-sent", CHAT, "the id of no record, and a good id",
+        cites(lambda cited: [UNSENT, *cited]), f'"{UNSENT}"'),
+    fault("answer-id-null", CHAT, "a good id, and null", cites(lambda cited: [*cited, None]),
+        "is null, not a string"),
+    fault("answer-id-empty", CHAT, "a good id, and an empty one",
+        cites(lambda cited: [*cited, ""]), 'is "", which is not the id'),
+    fault("answer-id-object", CHAT, "an object with the id",
+        cites(lambda cited: [{"id": each} for each in cited]), "is an object, not a string"),
+    fault("answer-id-list", CHAT, "a list in the list", ids(lambda cited: [cited]),
+        "is a list of"),
+    fault("answer-ids-joined", CHAT, "two ids in one text",
+        cites(lambda cited: [", ".join([*cited, UNSENT])]), "not the id of a source"),
+    fault("answer-id-text", CHAT, "the text of a source in place of its id",
+        unless_sent(cites_a_text), "not the id of a source"),
+    fault("answer-id-line-break", CHAT, "an id with a line break behind it",
+        cites(lambda cited: [f"{cited[0]}\n"]), "not the id of a source"),
+    fault("answer-id-quotes", CHAT, "an id in quotation marks",
+        cites(lambda cited: [f'"{cited[0]}"']), "not the id of a source"),
+    fault("answer-id-full-width", CHAT, "an id in full-width letters",
+        cites(lambda cited: [full_width(cited[0])]), "not the id of a source"),
     fault("answer-id-record-not-sent", CHAT, "the id of a record that was embedded, but not sent",
-        cites_a_record_that_was_not_sent, "not the id of a source"),
-    fault("answer-id-title", CHAT, "the title of a source in place of its id", cites_a_title,
-        "not the id of a source"),
+        unless_sent(cites_a_record_that_was_not_sent), "not the id of a source"),
+    fault("answer-id-title", CHAT, "the title of a source in place of its id",
+        unless_sent(cites_a_title), "not the id of a source"),
     fault("answer-id-position", CHAT, "the place of a source in place of its id",
-        says(answer="It is.", source_ids=["1"]), "not the id of a source"),
+        cites(lambda cited: ["1"]), "not the id of a source"),
     fault("answer-id-shortened", CHAT, "an id without its last character",
-        ids(lambda cited: [cited[0][:-1]]), "not the id of a source"),
+        cites(lambda cited: [cited[0][:-1]]), "not the id of a source"),
     fault("answer-id-other-case", CHAT, "an id in other case",
-        ids(lambda cited: [cited[0].swapcase()]), "not the id of a source"),
+        cites(lambda cited: [cited[0].swapcase()]), "not the id of a source"),
     fault("answer-id-white-space", CHAT, "an id with a space behind it",
-        ids(lambda cited: [f"{cited[0]} "]), "not the id of a source"),
+        cites(lambda cited: [f"{cited[0]} "]), "not the id of a source"),
     fault("answer-id-white-space-before", CHAT, "an id with a space before it",
-        ids(lambda cited: [f" {cited[0]}"]), "not the id of a source"),
-    fault("answer-id-brackets", CHAT, "an id in brackets", ids(lambda cited: [f"[{cited[0]}]"]),
+        cites(lambda cited: [f" {cited[0]}"]), "not the id of a source"),
+    fault("answer-id-brackets", CHAT, "an id in brackets", cites(lambda cited: [f"[{cited[0]}]"]),
         "not the id of a source"),
     fault("answer-id-repeated", CHAT, "an id twice", ids(lambda cited: [cited[0], cited[0]]),
         "for the second time"),
@@ -705,8 +914,47 @@ TABLE = (
     fault("answer-obeys-by-prose", CHAT, "prose, as a source may have ordered",
         text(lambda content: "As I was told: the library never closes."), "not JSON"),
     fault("answer-obeys-by-id", CHAT, "an answer with an id that a source may have ordered",
-        says(answer="The library never closes.", source_ids=["night-plan"]), '"night-plan"'),
+        unless_sent(says(answer="The library never closes.", source_ids=["night-plan"])),
+        '"night-plan"'),
+    fault("answer-null-id-not-sent", CHAT, "null with the id of no record",
+        says(answer=None, source_ids=[UNSENT]), f'"{UNSENT}"'),
+    fault("answer-empty", CHAT, "an empty answer", says(answer=""), "the answer is blank"),
+    fault("answer-empty-no-ids", CHAT, "an empty answer without ids",
+        says(answer="", source_ids=[]), "the answer is blank"),
     fault("answer-text-blank", CHAT, "a blank answer", says(answer=" "), "the answer is blank"),
+    # Quotes, for clients that ask for them.
+    legal("quotes", CHAT, "true quotes", unchanged, group="quotes", **QUOTES),
+    legal("quotes-white-space", CHAT, "a quote with other white space", group="quotes",
+        change=quotes_all(lambda quote: quote.replace(" ", "\n ")), **QUOTES),
+    legal("quotes-curly", CHAT, "a quote with curly marks for straight ones, and other dashes",
+        quotes_all(curly), group="quotes", **QUOTES),
+    legal("quotes-combining", CHAT, "a quote with combining accents for composed letters",
+        quotes_all(lambda quote: unicodedata.normalize("NFD", quote)), group="quotes", **QUOTES),
+    quoted("quotes-digit", "a quote with one digit changed", quotes(next_digit)),
+    quoted("quotes-word-dropped", "a quote without one of its words", quotes(without_a_word)),
+    quoted("quotes-sign", "a quote with a sign before a number", quotes(with_a_sign)),
+    quoted("quotes-stitched", "a quote out of two places", quotes(lambda quote: ends(quote, " "))),
+    quoted("quotes-ellipsis", "a quote with an ellipsis",
+        quotes(lambda quote: ends(quote, " … "))),
+    quoted("quotes-other-source", "the quote of another source",
+        if_quotes(quotes_for_another_source)),
+    quoted("quotes-title", "a quote that begins with the title", quotes_a_title),
+    quoted("quotes-other-case", "a quote in other case", quotes(str.swapcase)),
+    quoted("quotes-inside-a-word", "a quote that begins inside a word",
+        quotes(lambda quote: quote[1:])),
+    quoted("quotes-empty", "an empty quote", quotes(lambda quote: "")),
+    quoted("quotes-short", "a quote of two words",
+        quotes(lambda quote: " ".join(quote.split()[:2])), "fewer than 3 words"),
+    quoted("quotes-twice", "the same quote twice",
+        if_quotes(cites_in_quotes(lambda cited: [*cited, cited[0]])), "for the second time"),
+    quoted("quotes-source-ids", "`source_ids` in place of `citations`",
+        if_quotes(text(lambda content: '{"answer": "It is.", "source_ids": []}')),
+        "not `citations` and `answer`"),
+    quoted("quotes-no-citation", "an answer without a citation",
+        if_quotes(text(lambda content: '{"citations": [], "answer": "It is."}')),
+        "cites no source"),
+    quoted("quotes-null", "null with a citation",
+        if_quotes(says(answer=None)), "null, and yet"),
     # HTTP statuses.
     *(http(*row) for row in STATUSES),
     transport("http-201", "status 201 with a good body", lambda good, request: Reply(201, good),
@@ -747,12 +995,41 @@ TABLE = (
     transport("silence", "no reply, on a connection that stays open",
         lambda good, request: Reply(ending="silence"), "sent nothing for 0.3 s",
         settings={"API_TIMEOUT": "0.3"}),
+    transport("json-nan-unread", "NaN in a field that is not read",
+        raw(lambda body: '{"n": NaN, ' + body[1:]), "NaN"),
+    transport("json-two", "two JSON texts", raw(lambda body: body + body), "not JSON"),
+    transport("json-repeated-key-equal", "a key twice, with one value",
+        raw(lambda body: '{"n": 1, "n": 1, ' + body[1:]), "a repeated key"),
+    transport("json-repeated-key-inside", "the key `index` twice in each row",
+        raw(lambda body: body.replace('"index":', '"index": 0, "index":')), "a repeated key"),
+    transport("not-utf-8-unread", "a byte that is not UTF-8, in a field that is not read",
+        raw(lambda body: ('{"n": "\xe9", ' + body[1:]).encode("latin-1", "replace")), "not UTF-8"),
+    transport("redirect-301", "status 301", redirect(301, "{run}/v1/embeddings"),
+        "answered 301; a redirect, which"),
+    transport("redirect-303", "status 303", redirect(303, "{run}/v1/embeddings"),
+        "answered 303; a redirect, which"),
+    later("redirect-answer", CHAT, "status 307 for the chat",
+        redirect(307, "{run}/v1/chat/completions"), "answered 307; a redirect, which"),
+    later("http-201-rerank", RERANK, "status 201 with a good body for /rerank",
+        lambda good, request: Reply(201, good), "answered 201, not 200"),
+    later("http-201-answer", CHAT, "status 201 with a good body for the chat",
+        lambda good, request: Reply(201, good), "answered 201, not 200"),
+    later("http-429-answer", CHAT, "status 429 for the chat", status(429, "too many requests"),
+        "answered 429"),
+    later("http-500-rerank", RERANK, "status 500 with a good body for /rerank",
+        lambda good, request: Reply(500, good), "answered 500"),
+    later("http-500-good", CHAT, "status 500 with a good body for the chat",
+        lambda good, request: Reply(500, good), "answered 500"),
+    later("hang-up-answer", CHAT, "the connection closed without a reply to the chat request",
+        lambda good, request: Reply(ending="hang-up"), "the connection to"),
     legal("content-type-wrong", EMBEDDINGS, "good JSON as text/plain",
         lambda good, request: Reply(200, good, {"Content-Type": "text/plain"}), expected=EITHER),
-    fault("http-404-rerank", RERANK, "status 404 for /rerank", status(404, "not found"),
-        "answered 404", group="transport"),
-    fault("http-500-answer", CHAT, "status 500 for the chat", status(500, "the engine is dead"),
-        "answered 500", group="transport"),
+    later("http-404-rerank", RERANK, "status 404 for /rerank", status(404, "not found"),
+        "answered 404"),
+    later("http-404-answer", CHAT, "status 404 for the chat", status(404, "not found"),
+        "answered 404"),
+    later("http-500-answer", CHAT, "status 500 for the chat", status(500, "the engine is dead"),
+        "answered 500"),
 )
 # fmt: on
 

@@ -150,6 +150,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             headers=sorted(name.lower() for name in self.headers),
             body=journalled(data.replace(key, b"[key]")),
             key_in_body=key in data,
+            key_elsewhere="[key]" in self.path or self.key_in_headers(),
             size=len(data),
         )
         self.server.journal.add(entry)
@@ -163,6 +164,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         line = f"{self.command} {printable(entry.path)} {reply.status}  {asked}"
         self.server.tell(line.rstrip())
         return reply
+
+    def key_in_headers(self) -> bool:
+        """Whether the key stands in another header than Authorization."""
+        others = [value for name, value in self.headers.items() if name.lower() != "authorization"]
+        return any(self.server.key in value for value in others)
 
     def reply(self, address: re.Match[str] | None, entry: Entry, data: bytes) -> Reply:
         if self.requestline.split()[1].startswith("//"):  # http.server takes one of the two away

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -77,10 +78,10 @@ RULES: dict[str, tuple[str, str, str]] = {
         "a request as the contract has it",
         "mend what the message names; look at how the address is joined if it is the path",
     ),
-    "key-in-body": (
-        "the key is in a request body",
+    "key-elsewhere": (
+        "the key is in a body, an address or another header",
         "the key in the Authorization header, and nowhere else",
-        "take the key out of the body",
+        "take it out: bodies and addresses end up in logs",
     ),
     "address-changed": (
         "a request went to another address",
@@ -163,6 +164,11 @@ RULES: dict[str, tuple[str, str, str]] = {
         "sources with the text of the client's own records",
         "take texts from your records: what a server echoes is no source",
     ),
+    "source-differs": (
+        "a source is not the record with its id",
+        "id, title and text of one record",
+        "send each record as it is",
+    ),
     "source-not-ranked": (
         "a source has no row in the reranker's reply",
         "sources for which there is a row",
@@ -238,6 +244,11 @@ RULES: dict[str, tuple[str, str, str]] = {
         "the published sources are not the cited ones",
         "the records cited, in the order cited",
         "look the cited ids up, one by one, among the sources that were sent",
+    ),
+    "quotes-differ": (
+        "the published quotes are not the slices of the records that were quoted",
+        '"quotes": [{"id", "start", "end", "text"}], one for each citation, in their order',
+        "find the quote in your own record, and publish what stands there, counted in code points",
     ),
     "source-altered": (
         "a published text is not the record's",
@@ -352,10 +363,11 @@ def of(run: Sequence[Exchange], path: str) -> list[Exchange]:
 
 def broken(scenario: Scenario, run: Sequence[Exchange]) -> int | None:
     """The place of the first reply that must be refused."""
-    same = any(not each.changed for each in of(run, scenario.path))
-    must = scenario.expected == REFUSES and (same or not scenario.beside)
+    own = of(run, scenario.path)
+    usual = bool(scenario.beside and own and own[0].changed)  # then the fault is to differ from it
     for i, each in enumerate(run):
-        if each.reply.status != 200 or (must and each.changed):
+        mine = scenario.expected == REFUSES and each.entry.endpoint == scenario.path
+        if each.reply.status != 200 or (mine and each.changed != usual):
             return i
     return None
 
@@ -409,10 +421,16 @@ def best(values: Mapping[str, float], count: int) -> list[str]:
 
 
 def said(run: Sequence[Exchange]) -> dict[str, Any]:
-    """What the chat model wrote: {"answer", "source_ids"} where that can be read, else {}."""
+    """What the chat model wrote: {"answer", "source_ids"} where that can be read, else {}.
+
+    With quotes it is {"answer", "citations", "source_ids"}, with the ids in the order first cited.
+    """
     for each in of(run, CHAT):
         try:
             value = models.plain_data(each.reply.body["choices"][0]["message"]["content"])
+            if models.wants_quotes(each.entry.body):
+                cited = dict.fromkeys(one["source_id"] for one in value["citations"])
+                return {**value, "source_ids": list(cited)}
         except (TypeError, ValueError, KeyError, IndexError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -458,8 +476,8 @@ def in_requests(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None
             kinds.setdefault("address-changed", found(scenario, "address-changed", line))
         elif entry.refused and i == stop:  # one that comes later should not have come at all
             kinds.setdefault("request-refused", found(scenario, "request-refused", came))
-        elif entry.key_in_body:
-            kinds.setdefault("key-in-body", found(scenario, "key-in-body", line))
+        elif entry.key_in_body or entry.key_elsewhere:
+            kinds.setdefault("key-elsewhere", found(scenario, "key-elsewhere", line))
         elif same in before:
             kinds.setdefault("request-repeated", found(scenario, "request-repeated", line))
         before.append(same)
@@ -619,6 +637,14 @@ def in_sources(scenario: Scenario, run: Sequence[Exchange], question: str) -> li
         if text is None:
             near = nearest(source["text"], vectors(run))
             return [found(scenario, "source-not-known", f"{name}: {shown(source['text'])}", near)]
+        record = RECORDS.get(source["id"], source)
+        own = home(vectors(run), record["text"])  # one of knowledge.json, and not another's
+        same = source["text"] == record["text"] and source.get("title") in (
+            None,
+            record.get("title"),
+        )
+        if own and not same:
+            return [found(scenario, "source-differs", f"{name}: {shown(source['text'])}")]
         if text not in values:
             return [found(scenario, "source-not-ranked", name)]
         homes.append(text)
@@ -719,6 +745,8 @@ def in_document(
         document = models.plain_data(stdout.decode("utf-8"))
         answer, sources = document["answer"], document["sources"]
         ids = [source["id"] for source in sources]
+        if not isinstance(sources, list):
+            raise TypeError
     except (ValueError, TypeError, KeyError):
         came = shown(stdout.decode("utf-8", "backslashreplace"))
         return [found(scenario, "stdout-no-document", came)]
@@ -740,7 +768,33 @@ def in_document(
             return [
                 found(scenario, "source-altered", f"{shown(source['id'])}: {shown(source['text'])}")
             ]
-    return []
+    return in_quotes(scenario, document.get("quotes"), model.get("citations", []), texts)
+
+
+def in_quotes(
+    scenario: Scenario, quotes: Any, citations: Sequence[Any], texts: Mapping[str, str]
+) -> list[Finding]:
+    """What is wrong with the quotes that were published; nothing, where none were asked for."""
+    if not citations:
+        return []
+    wanted = [(cited["source_id"], plain_marks(cited["quote"])) for cited in citations]
+    try:
+        came = [(each["id"], plain_marks(each["text"])) for each in quotes]
+        ours = [texts[each["id"]][each["start"] : each["end"]] for each in quotes]
+        numbers = {type(each[name]) for each in quotes for name in ("start", "end")}
+        exact = ours == [each["text"] for each in quotes] and numbers == {int}
+    except (TypeError, KeyError, AttributeError):
+        came, exact = [], False
+    if came == wanted and exact:
+        return []
+    near = f"cited were {shown(citations, 200)}"
+    return [found(scenario, "quotes-differ", shown(quotes, 200), near)]
+
+
+def plain_marks(text: str) -> str:
+    """A quote without what it may differ in: composed, with plain marks and single spaces."""
+    signs = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−", "'" * 4 + '"' * 4 + "-" * 7)
+    return " ".join(unicodedata.normalize("NFC", text).translate(signs).split())
 
 
 # ---- what a run could not show -------------------------------------------------------------------
@@ -749,9 +803,8 @@ def in_document(
 def met(scenario: Scenario, run: Sequence[Exchange]) -> bool:
     """Whether the client got what the scenario is about."""
     own = of(run, scenario.path)
-    if scenario.asks:
-        own = [each for each in own if scenario.asks.items() <= each.entry.body.items()]
-        return bool(own)
+    if scenario.asks and not any(scenario.asks(each.entry.body) for each in own):
+        return False
     if scenario.beside:
         return broken(scenario, run) is not None
     free = scenario.change is unchanged or scenario.expected == EITHER

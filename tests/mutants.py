@@ -341,7 +341,34 @@ MUTANTS = (
         'body: dict[str, object] = {"model": settings.chat_model, "messages": messages}',
         'body: dict[str, object] = {"model": settings.chat_model, "messages": messages}\n'
         '    body["user"] = settings.key',
-        plain="key-in-body",
+        plain="key-elsewhere",
+    ),
+    mutant(
+        "the key in two headers",
+        '"Authorization": f"Bearer {key}"',
+        '"Authorization": f"Bearer {key}", "X-Api-Key": key',
+        plain="key-elsewhere",
+    ),
+    mutant(
+        "the key in the address",
+        'connection.request("POST", parts.path,',
+        'connection.request("POST", f"{parts.path}?key={key}",',
+        plain="request-refused",
+    ),
+    mutant(
+        "texts that are cut for the chat",
+        "    task = json.dumps(",
+        '    sources = [{**source, "text": source["text"][:30]} for source in sources]\n'
+        "    task = json.dumps(",
+        plain="source-differs",
+    ),
+    mutant(
+        "the ids of other records",
+        "    task = json.dumps(",
+        "    shifted = [*sources[1:], sources[0]]\n"
+        '    sources = [{**one, "id": other["id"]} for one, other in zip(sources, shifted)]\n'
+        "    task = json.dumps(",
+        plain="source-differs",
     ),
     mutant(
         "a key of its own",
@@ -556,19 +583,19 @@ MUTANTS = (
         "sources are published in the order sent",
         '"sources": [sent[item] for item in ids]',
         '"sources": [record for record in sources if record["id"] in ids]',
-        answer_two_ids="sources-not-cited",
+        answer_cites_all="sources-not-cited",
     ),
     mutant(
         "only the first source is published",
         '"sources": [sent[item] for item in ids]',
         '"sources": [sent[item] for item in ids[:1]]',
-        answer_two_ids="sources-not-cited",
+        answer_cites_all="sources-not-cited",
     ),
     mutant(
         "output that is encoded twice",
         '    stdout.write(line + "\\n")\n',
         '    stdout.write(line.encode("utf-8").decode("latin-1") + "\\n")\n',
-        answer_two_ids="answer-differs",
+        answer_cites_all="answer-differs",
     ),
     mutant(
         "another text is published",
@@ -583,6 +610,12 @@ MUTANTS = (
         plain="answer-differs",
     ),
     mutant(
+        "an answer that is trimmed",
+        'return {"answer": answer, "sources"'.replace("\\", ""),
+        'return {"answer": answer and answer.strip(), "sources"'.replace("\\", ""),
+        answer_cites_all="answer-differs",
+    ),
+    mutant(
         "words for an abstention",
         'return {"answer": answer, "sources"',
         'return {"answer": answer or "I do not know.", "sources"',
@@ -593,6 +626,48 @@ MUTANTS = (
         '"sources": [sent[item] for item in ids]',
         '"sources": [sent[item] for item in ids] or sources',
         plain_abstention="not-abstained",
+    ),
+    mutant(
+        "no answer is an abstention",
+        '    fields = typed(parse_json(content), dict, "answer object")\n',
+        '    fields = typed(parse_json(content), dict, "answer object")\n'
+        '    fields = {"answer": None, "source_ids": [], **fields}\n',
+        answer_object_empty="accepted",
+        answer_null_alone="accepted",
+    ),
+    mutant(
+        "a missing index is 0 for the reranker too",
+        'index = read_index(row.get("index"), len(candidates))',
+        'index = read_index(row.get("index") or 0, len(candidates))',
+        rerank_index_zero_absent="went-on",
+        rerank_index_zero_null="went-on",
+    ),
+    mutant(
+        "an index is taken modulo the size",
+        'need(index < size, "index: too large")',
+        "index %= size",
+        rerank_index_too_large="went-on",
+        embeddings_index_too_large="went-on",
+    ),
+    mutant(
+        "bytes that are not UTF-8 are replaced",
+        'text = data.decode("utf-8")',
+        'text = data.decode("utf-8", "replace")',
+        not_utf_8_unread="went-on",
+    ),
+    mutant(
+        "the first of two JSON texts is taken",
+        "    return parse_json(text)\n\n\ndef post",
+        "    value: object = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode(text)[0]\n"
+        "    return value\n\n\ndef post",
+        json_two="went-on",
+    ),
+    mutant(
+        "the status of the chat is ignored",
+        '    need(response.status == 200, f"status {response.status}")\n',
+        '    need(response.status == 200 or "chat" in url, f"status {response.status}")\n',
+        http_201_answer="accepted",
+        http_500_good="accepted",
     ),
     mutant(
         "it always abstains",

@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import mock_server.__main__ as command_line
+import rag
 from mock_server.check import Judged, as_json, check, command_client, execute, explained, row
 from mock_server.contract import CONTRACT
 from mock_server.journal import Entry
@@ -31,12 +32,7 @@ from tests.support import ROOT, RagTestCase, run_rag
 
 SOURCE = CLIENT.read_text("utf-8")
 # What the second client does not ask for, and so is never served.
-NEVER_SERVED = [
-    "embeddings-base64",
-    "embeddings-numbers-for-base64",
-    "embeddings-base64-broken",
-    "embeddings-base64-cut",
-]
+NEVER_SERVED = [scenario.name for scenario in TABLE if scenario.asks]
 
 
 def codes(judged: Judged) -> list[str]:
@@ -106,7 +102,7 @@ class TestMutants(unittest.TestCase):
 
     def test_together_they_break_every_rule_that_a_client_can_break(self) -> None:
         found = {code for mutant in MUTANTS for code in mutant.caught.values()}
-        self.assertEqual(set(RULES) - found - set(UNSHOWN), {"hang"})
+        self.assertEqual(set(RULES) - found - set(UNSHOWN), {"hang", "quotes-differ"})
 
     def test_each_names_scenarios_that_exist(self) -> None:
         named = {name for mutant in MUTANTS for name in mutant.caught}
@@ -136,6 +132,62 @@ def add_test(mutant: Mutant) -> None:
 
 for each in MUTANTS:
     add_test(each)
+
+
+class TestQuotes(unittest.TestCase):
+    """Faults put into rag.py, which is the client that asks for quotes."""
+
+    def found(self, scenario: str, name: str, fault: Any) -> list[str]:
+        with mock.patch.object(rag, name, fault):
+            (judged,) = check(rag_client, [SCENARIOS[scenario]])
+        return codes(judged)
+
+    def test_quotes_that_are_not_looked_for_are_found_out(self) -> None:
+        def anywhere(quote: str, text: str) -> tuple[int, int]:
+            return 0, len(text)
+
+        for scenario in (
+            "quotes-digit quotes-word-dropped quotes-sign quotes-stitched quotes-ellipsis "
+            "quotes-other-source quotes-title quotes-other-case quotes-empty"
+        ).split():
+            self.assertEqual(self.found(scenario, "place_of", anywhere), ["accepted"], scenario)
+
+    def test_each_rule_for_quotes_that_is_left_out_is_found_out(self) -> None:
+        for name, fault, scenario in (
+            ("folded_sign", lambda sign: sign.lower(), "quotes-other-case"),
+            ("cut", lambda text, at: False, "quotes-inside-a-word"),
+            ("words", lambda text: 3, "quotes-short"),
+            ("check_said", lambda said, ids: None, "quotes-no-citation"),
+            ("check_said", lambda said, ids: None, "quotes-null"),
+        ):
+            self.assertEqual(self.found(scenario, name, fault), ["accepted"], scenario)
+
+    def test_presentation_that_is_not_folded_is_found_out(self) -> None:
+        for scenario in ("quotes-white-space", "quotes-curly", "quotes-combining"):
+            found = self.found(scenario, "folded_sign", lambda sign: sign)
+            self.assertEqual(found, ["refused"], scenario)
+
+    def test_published_quotes_that_are_no_slices_of_the_record_are_found_out(self) -> None:
+        good = rag.published
+        for change in (
+            {"start": 1},
+            {"end": 3},
+            {"text": "On Saturday"},
+            {"id": "hours-weekdays"},
+            {"start": None},
+        ):
+
+            def wrong(checked: Any, sources: Any) -> Any:
+                document = good(checked, sources)
+                return {**document, "quotes": [{**document["quotes"][0], **change}]}  # noqa: B023
+
+            self.assertEqual(self.found("quotes", "published", wrong), ["quotes-differ"], change)
+
+        def without(checked: Any, sources: Any) -> Any:
+            document = good(checked, sources)
+            return {name: document[name] for name in ("answer", "sources")}
+
+        self.assertEqual(self.found("quotes", "published", without), ["quotes-differ"])
 
 
 class TestFindings(unittest.TestCase):

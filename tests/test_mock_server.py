@@ -86,6 +86,13 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
+MARKED = 'Zoë says: "The map-room is open on Saturday from 10:15." It is large.'
+QUOTED = conversation(
+    QUESTION, {"id": "m", "title": "Map", "text": MARKED}, {"id": "p", "text": "No."}
+)
+QUOTED["messages"][0]["content"] = "Reply with `citations` and `answer`."
+
+
 @dataclass(frozen=True)
 class Answer:
     """An HTTP reply as it came, with the names of its headers in lower case."""
@@ -395,6 +402,39 @@ class TestChat(unittest.TestCase):
 
     def test_tokens_are_words_and_signs(self) -> None:
         self.assertEqual([models.tokens(text) for text in ("", "two words", "a, b!")], [0, 2, 4])
+
+
+class TestQuotes(unittest.TestCase):
+    def test_a_client_asks_for_quotes_by_an_instruction_or_by_the_schema(self) -> None:
+        plain = conversation(QUESTION, {"id": "citations", "text": "citations"})
+        self.assertFalse(models.wants_quotes(plain))
+        schema = {"type": "json_schema", "json_schema": {"properties": {"citations": {}}}}
+        self.assertTrue(models.wants_quotes({**plain, "response_format": schema}))
+        self.assertTrue(models.wants_quotes(QUOTED))
+
+    def test_each_citation_has_the_sentence_word_for_word(self) -> None:
+        sources = (
+            {"id": "a", "text": SATURDAY},
+            {"id": "b", "text": SATURDAY},
+            {"id": "c", "text": "No."},
+        )
+        request = conversation(QUESTION, *sources)
+        request["messages"][0]["content"] = "citations"
+        quote = "On Saturday the library is open from 10:15 to 14:45."
+        citations = [{"source_id": name, "quote": quote} for name in ("a", "b")]
+        answer = f"{quote} {quote}"
+        self.assertEqual(said(request), {"citations": citations, "answer": answer})
+
+    def test_a_sentence_of_less_than_3_words_is_quoted_with_its_whole_text(self) -> None:
+        request = conversation("Saturday?", {"id": "a", "text": "On Saturday. From ten to two. "})
+        request["messages"][0]["content"] = "citations"
+        cited = [{"source_id": "a", "quote": "On Saturday. From ten to two."}]
+        self.assertEqual(said(request), {"citations": cited, "answer": "On Saturday."})
+
+    def test_an_abstention_is_null_with_no_citation(self) -> None:
+        request = conversation("How high is the tower?", {"id": "p", "text": PRINTERS})
+        request["messages"][0]["content"] = "citations"
+        self.assertEqual(said(request), {"citations": [], "answer": None})
 
 
 class TestDeterminism(MockServerTestCase):
@@ -1078,6 +1118,7 @@ class TestJournal(MockServerTestCase):
                 "headers": names,
                 "body": GOOD[EMBEDDINGS],
                 "key_in_body": False,
+                "key_elsewhere": False,
                 "size": len(embeddings),
                 "status": 200,
                 "refused": "",
@@ -1090,6 +1131,7 @@ class TestJournal(MockServerTestCase):
                 "headers": names,
                 "body": GOOD[RERANK],
                 "key_in_body": False,
+                "key_elsewhere": False,
                 "size": len(rerank),
                 "status": 404,
                 "refused": "",
@@ -1102,6 +1144,7 @@ class TestJournal(MockServerTestCase):
                 "headers": names,
                 "body": GOOD[RERANK],
                 "key_in_body": False,
+                "key_elsewhere": False,
                 "size": len(rerank),
                 "status": 401,
                 "refused": "wrong API key; send Authorization: Bearer KEY",
@@ -1114,6 +1157,7 @@ class TestJournal(MockServerTestCase):
                 "headers": ["accept-encoding", "content-length", "host"],
                 "body": {},
                 "key_in_body": False,
+                "key_elsewhere": False,
                 "size": 2,
                 "status": 404,
                 "refused": UNKNOWN_PATH,
@@ -1276,7 +1320,7 @@ class TestJournal(MockServerTestCase):
 
 
 # Scenarios whose own endpoint gives the plain reply, and those where it depends on the request.
-SAME_AS_PLAIN = {"plain", "plain-no-rerank", "embeddings-base64"}
+SAME_AS_PLAIN = {"plain", "plain-no-rerank", "embeddings-base64", "quotes"}
 LATER = {"embeddings-later-batch", "embeddings-later-batch-shorter"}
 DEPENDS = LATER | {
     "embeddings-limit-10",
@@ -1306,11 +1350,19 @@ class TestScenarios(MockServerTestCase):
             self.assertTrue(scenario.serves.strip() and scenario.serves.isprintable(), scenario)
 
     def test_every_scenario_changes_the_reply_of_its_endpoint(self) -> None:
-        plain = {path: self.served("/v1", path, request) for path, request in GOOD.items()}
         for scenario in TABLE:
             if scenario.name not in SAME_AS_PLAIN | DEPENDS:
-                served = self.served(self.base(scenario.name), scenario.path, GOOD[scenario.path])
-                self.assertNotEqual(served, plain[scenario.path], scenario.name)
+                path = scenario.path
+                request = QUOTED if scenario.group == "quotes" else GOOD[path]
+                served = self.served(self.base(scenario.name), path, request)
+                self.assertNotEqual(served, self.served("/v1", path, request), scenario.name)
+
+    def test_scenarios_of_quotes_change_nothing_for_a_client_that_asks_for_none(self) -> None:
+        plain = self.served("/v1", CHAT, GOOD[CHAT])
+        for scenario in TABLE:
+            if scenario.group == "quotes":
+                served = self.served(self.base(scenario.name), CHAT, GOOD[CHAT])
+                self.assertEqual(served, plain, scenario.name)
 
     def test_scenarios_of_later_batches_change_requests_without_a_question_only(self) -> None:
         later = {**GOOD[EMBEDDINGS], "input": [text for text in TEXTS if "?" not in text]}
@@ -1392,7 +1444,8 @@ class TestScenarios(MockServerTestCase):
         self.assertEqual(said(request), ABSTAINED)
         for scenario in TABLE:
             if scenario.path == CHAT:
-                self.assertTrue(self.served(self.base(scenario.name), CHAT, request), scenario.name)
+                served = self.served(self.base(scenario.name), CHAT, request)
+                self.assertEqual(bool(served), scenario.name != "hang-up-answer", scenario.name)
         path = f"{self.base('answer-id-repeated')}/chat/completions"
         content = self.post(path, request).data["choices"][0]["message"]["content"]
         self.assertEqual(json.loads(content), {"answer": None, "source_ids": [UNSENT, UNSENT]})
@@ -1633,7 +1686,7 @@ class TestCommandLine(MockServerTestCase):
             [*module, *scenario], cwd=ROOT, capture_output=True, text=True, timeout=30
         )
         line = "mock: POST /scenario/embeddings-vector-shorter/v1/embeddings 200  inputs: 2\n"
-        self.assertEqual((done.returncode, done.stdout, done.stderr), (5, "255\n", line))
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (5, "256\n", line))
 
     def test_run_hands_the_command_over_as_it_is(self) -> None:
         result, started = self.start_command("run", "--", "tool", "--port", "1", "--", "-x", "a b")

@@ -8,7 +8,12 @@ from typing import Any
 from mock_server.scenarios import ABSTAINS, MAY_ABSTAIN, REFUSES, TABLE, Scenario
 from tests.support import RagTestCase, Result, paths, run_rag
 
-EXPECTED = {"answer-two-ids": ("自行车, 🚲 and\u2028so", ["hours-weekdays", "hours-saturday"])}
+EXPECTED = {
+    "answer-cites-all": ("自行车, 🚲 ﬁ", ["guest-book", "hours-weekdays", "hours-saturday"]),
+    "quotes-white-space": ("It says so.", ["hours-saturday"]),
+    "quotes-curly": ("It says so.", ["guest-book"]),
+    "quotes-combining": ("It says so.", ["guest-book"]),
+}
 QUESTION = "When is the library open on Saturday?"
 
 
