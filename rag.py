@@ -49,6 +49,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import chain
 from pathlib import Path
@@ -332,7 +333,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         require(None not in value, "a repeated key")
         plain([*value, *value.values()], depth)
     elif isinstance(value, list) and set(map(type, value)) == {float}:  # a vector, at C's speed
-        require(all(map(math.isfinite, value)), "NaN, Infinity or a number too large")
+        finite = math.isfinite(sum(value)) or all(map(math.isfinite, value))
+        require(finite, "NaN, Infinity or a number too large")
     elif isinstance(value, list):
         for item in value:
             plain(item, depth + 1)
@@ -340,7 +342,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def encodable(text: str) -> bool:
-    return not re.search("[\ud800-\udfff]", text)
+    return text.isascii() or not re.search("[\ud800-\udfff]", text)  # a vector in base64 is
 
 
 def not_json(text: str, message: str) -> str:
@@ -370,11 +372,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same in a run. `owners`: {text that no message may repeat: record id}."""
+    """What stays the same in a run. `owners()`: {text that no message may repeat: record id}."""
 
     settings: Settings
     endpoints: Mapping[str, Endpoint]
-    owners: Mapping[str, str]
+    owners: Callable[[], Mapping[str, str]]
     explain: Callable[[str], None]
     progress: Callable[[str], None]
     cache: sqlite3.Connection | None
@@ -462,7 +464,7 @@ def refusal(error: openai.APIStatusError, at: Endpoint, run: Run, body: Mapping[
     parts = [str(status), advice.format(server=at.server, model=at.model)]
     if at.model == "API_EMBEDDING" and status in (400, 413, 422, 500):
         longest = max(body["input"], key=len)
-        owner = run.owners.get(longest.removeprefix(run.settings.document_prefix), "the question")
+        owner = run.owners().get(longest.removeprefix(run.settings.document_prefix), "the question")
         size = f'the longest input, "{shortened(owner, 60)}", has {len(longest)} characters'
         parts.append(f"too much for it? API_EMBEDDING_BATCH is {run.settings.batch}; {size}")
     for name in ("location", "retry-after", "x-request-id"):
@@ -1010,7 +1012,7 @@ def quoted(text: str, run: Run) -> str:
     spelled = f"{letters(shown)} {letters(undone(shown))}"
     if any((letters(key) or key) in f"{spelled} {shown}" for key in our_keys()):
         return "(not shown: it holds the key)"
-    lines = [letters(line) for private in run.owners for line in private.splitlines()]
+    lines = [letters(line) for private in run.owners() for line in private.splitlines()]
     everything = "".join(lines)
     whole = any(line in spelled for line in lines if len(line.encode()) > 5)
     part = any(spelled[i : i + 16] in everything for i in range(len(spelled) - 15))
@@ -1089,6 +1091,10 @@ def tell(line: str, end: str = "\n") -> None:
         write(sys.stderr, line, end)
 
 
+def private_texts(question: str, records: Sequence[Record]) -> dict[str, str]:
+    return {question: "the question", **{passage(record): record["id"] for record in records}}
+
+
 def silent(line: str) -> None:
     """Tells nobody."""
 
@@ -1118,10 +1124,13 @@ def document(argv: Sequence[str] | None) -> str:
     if clear:
         variables = " and ".join(sorted(clear))
         tell(f"rag.py: warning: plain http in {variables}: key and records can be read on the way")
-    owners = {question: "the question", **{passage(record): record["id"] for record in records}}
+    if not gc.isenabled():  # what was loaded stays: the collector need not walk it again
+        gc.freeze()
+        gc.enable()
     explain = (lambda line: tell(blotted(line))) if options.explain else silent
     # "\r": the next line overwrites this one.
     progress = (lambda line: tell(f"{line:<50}", "\r")) if terminal(sys.stderr) else silent
+    owners = partial(private_texts, question, records)  # passages, made once more if it fails
     run = Run(settings, endpoints, owners, explain, progress, cache)
     indent = 2 if terminal(sys.stdout) else None
     # Closes the connections, which all endpoints share.
@@ -1150,7 +1159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # a short run leaves no cycles worth the walks through the SDK's modules
+    gc.disable()  # until the SDK is loaded: its modules are many, and stay
     status = 130  # where Ctrl-C cuts main() short
     with contextlib.suppress(KeyboardInterrupt):
         status = main()

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -767,14 +767,8 @@ def main(argv: Sequence[str]) -> int:
 
 def matrix() -> int:
     """Every mutant in every scenario."""
-    scenarios = [scenario for scenario in TABLE if scenario.name != "silence"]  # waits 5 s each
-
-    def codes(source: str) -> dict[str, list[str]]:
-        judged = check(in_process(source), scenarios)
-        return {each.scenario.name: [one.code for one in each.findings] for each in judged}
-
     missed = 0
-    with ThreadPoolExecutor(4) as pool:
+    with ProcessPoolExecutor() as pool:
         for mutant, found in zip(MUTANTS, pool.map(codes, [each.source for each in MUTANTS])):
             wrong = [
                 name for name, code in mutant.caught.items() if code not in found.get(name, [])
@@ -783,6 +777,13 @@ def matrix() -> int:
             print(f"{'MISSED' if wrong else 'found':<7} {mutant.name}", *wrong, flush=True)
     print(f"{len(MUTANTS) - missed} mutants found, {missed} missed")
     return 1 if missed else 0
+
+
+def codes(source: str) -> dict[str, list[str]]:
+    """{scenario: codes of its findings} for a client with this source."""
+    scenarios = [scenario for scenario in TABLE if scenario.name != "silence"]  # waits 5 s each
+    judged = check(in_process(source), scenarios)
+    return {each.scenario.name: [one.code for one in each.findings] for each in judged}
 
 
 if __name__ == "__main__":

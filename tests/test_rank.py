@@ -23,7 +23,7 @@ def ranked(degrees: Sequence[float], **settings: Any) -> list[tuple[str, float]]
     """(id, similarity) of the candidates among records at these angles from the question."""
     lines: list[str] = []
     given = {"base_url": "http://127.0.0.1:9/v1", "key": "k", "model": "m", "embedding_model": "e"}
-    run = rag.Run(rag.Settings(**{**given, **settings}), {}, {}, lines.append, lines.append, None)
+    run = rag.Run(rag.Settings(**{**given, **settings}), {}, dict, lines.append, lines.append, None)
     records = [{"id": str(degree), "text": "t"} for degree in degrees]
     candidates = rag.rank(at(0, *degrees), records, run)
     return [(record["id"], round(score, 6)) for record, score in candidates]

@@ -47,7 +47,7 @@ def normalised(text: str) -> str:
 class TestConsole(unittest.TestCase):
     def test_every_command_prints_what_is_shown(self) -> None:
         shown = commands()
-        self.assertEqual(len(shown), 11)
+        self.assertEqual(len(shown), 13)
         with tempfile.TemporaryDirectory() as folder:
             python = Path(folder) / "python"
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

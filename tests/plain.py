@@ -1,0 +1,62 @@
+"""The same job as one writes it at first, with no check: what `tests.benchmark` compares with.
+
+    python tests/plain.py "When is the library open on Saturday?"
+
+It reads API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and RAG_KNOWLEDGE, as rag.py does.
+It is plain on purpose: make it no faster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from math import sqrt
+
+from openai import DefaultHttpxClient, OpenAI
+
+PROMPT = (
+    "Answer the question from the sources. Reply with a JSON object that has the keys "
+    '"answer" and "source_ids".'
+)
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    product = sum(x * y for x, y in zip(a, b))
+    return product / (sqrt(sum(x * x for x in a)) * sqrt(sum(y * y for y in b)))
+
+
+def main() -> None:
+    question = sys.argv[1]
+    with open(os.environ["RAG_KNOWLEDGE"], encoding="utf-8") as file:
+        records = json.load(file)
+    client = OpenAI(
+        base_url=os.environ["API_BASE_URL"],
+        api_key=os.environ["API_KEY"],
+        http_client=DefaultHttpxClient(),  # what is the default, but for old SDKs with a new httpx
+    )
+
+    texts = [record["title"] + "\n" + record["text"] for record in records]
+    reply = client.embeddings.create(
+        model=os.environ["API_EMBEDDING_MODEL"], input=[question, *texts], encoding_format="float"
+    )
+    asked, *vectors = [row.embedding for row in reply.data]
+
+    similarities = [cosine(asked, vector) for vector in vectors]
+    best = sorted(range(len(records)), key=lambda i: similarities[i], reverse=True)[:3]
+    sources = [{name: records[i][name] for name in ("id", "title", "text")} for i in best]
+
+    completion = client.chat.completions.create(
+        model=os.environ["API_MODEL"],
+        messages=[
+            {"role": "system", "content": PROMPT},
+            {"role": "user", "content": json.dumps({"question": question, "sources": sources})},
+        ],
+    )
+    answer = json.loads(completion.choices[0].message.content or "")
+    cited = [record for record in records if record["id"] in answer["source_ids"]]
+    print(json.dumps({"answer": answer["answer"], "sources": cited}))
+
+
+if __name__ == "__main__":
+    main()
