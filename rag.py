@@ -952,7 +952,7 @@ def cached(texts: Sequence[str], run: Run) -> dict[str, Vector]:
 
 def keep(vectors: Mapping[str, Vector], run: Run) -> None:
     """Puts vectors into the cache, all or none of them."""
-    if run.cache is None:
+    if run.cache is None or not vectors:
         return
     keys = {text: cache_key(text, run) for text in vectors}
     data = {text: vectors[text].tobytes() for text in vectors}
