@@ -216,6 +216,13 @@ def ids(edit: Callable[[list[str]], Any]) -> Change:
 
     def change(content: str) -> str:
         said = json.loads(content)
+        if "citations" in said:
+            cited = said["citations"] or [{"source_id": UNSENT, "quote": "It is so."}]
+            edited = edit([each["source_id"] for each in cited])
+            if isinstance(edited, list):
+                quote = cited[0]["quote"]
+                edited = [{"source_id": each, "quote": quote} for each in edited]
+            return json.dumps({**said, "citations": edited})
         return json.dumps({**said, "source_ids": edit(said["source_ids"] or [UNSENT])})
 
     return text(change)
@@ -262,7 +269,9 @@ def unless_sent(change: Change) -> Change:
         asked = question_and_sources(request["messages"]) or {}
         sent = [source["id"] for source in asked["sources"]]
         reply = change(good, request)
-        cited = json.loads(reply["choices"][0]["message"]["content"])["source_ids"]
+        said = json.loads(reply["choices"][0]["message"]["content"])
+        quoted = [each["source_id"] for each in said.get("citations", [])]
+        cited = said.get("source_ids", quoted)
         return good if cited and all(each in sent for each in cited) else reply
 
     return change_unless

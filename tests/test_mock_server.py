@@ -1357,6 +1357,12 @@ class TestScenarios(MockServerTestCase):
                 served = self.served(self.base(scenario.name), path, request)
                 self.assertNotEqual(served, self.served("/v1", path, request), scenario.name)
 
+    def test_ids_are_changed_in_citations_too(self) -> None:
+        path = f"{self.base('answer-id-one-not-sent')}/chat/completions"
+        content = self.post(path, QUOTED).data["choices"][0]["message"]["content"]
+        cited = [each["source_id"] for each in json.loads(content)["citations"]]
+        self.assertEqual(cited, ["m", UNSENT])
+
     def test_scenarios_of_quotes_change_nothing_for_a_client_that_asks_for_none(self) -> None:
         plain = self.served("/v1", CHAT, GOOD[CHAT])
         for scenario in TABLE:
@@ -1446,6 +1452,9 @@ class TestScenarios(MockServerTestCase):
             if scenario.path == CHAT:
                 served = self.served(self.base(scenario.name), CHAT, request)
                 self.assertEqual(bool(served), scenario.name != "hang-up-answer", scenario.name)
+                quoting = self.served(self.base(scenario.name), CHAT, QUOTED)
+                self.assertEqual(bool(quoting), bool(served), scenario.name)
+        self.assertEqual([line for line in self.lines if "error" in line], [])
         path = f"{self.base('answer-id-repeated')}/chat/completions"
         content = self.post(path, request).data["choices"][0]["message"]["content"]
         self.assertEqual(json.loads(content), {"answer": None, "source_ids": [UNSENT, UNSENT]})

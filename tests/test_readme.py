@@ -18,6 +18,7 @@ from unittest import mock
 
 import rag
 from mock_server.contract import CONTRACT
+from tests.evaluate import read_questions
 from tests.support import ROOT, RagTestCase, run_rag
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,7 +48,7 @@ def normalised(text: str) -> str:
 class TestConsole(unittest.TestCase):
     def test_every_command_prints_what_is_shown(self) -> None:
         shown = commands()
-        self.assertEqual(len(shown), 13)
+        self.assertEqual(len(shown), 15)
         with tempfile.TemporaryDirectory() as folder:
             python = Path(folder) / "python"
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -93,6 +94,11 @@ class TestText(RagTestCase):
 
     def test_the_contract_is_the_one_that_is_judged(self) -> None:
         self.assertEqual(blocks("text"), [f"{CONTRACT}\n"])
+
+    def test_the_sample_of_a_questions_file_is_one(self) -> None:
+        (sample,) = blocks("json questions")
+        questions = read_questions(self.file("q.json", sample), ["hours", "fees"])
+        self.assertEqual(len(questions), 3)
 
     def test_the_sample_of_a_knowledge_file_is_one(self) -> None:
         (sample,) = blocks("json")
