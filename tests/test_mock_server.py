@@ -22,6 +22,7 @@ import types
 import unittest
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -1005,6 +1006,32 @@ class TestSafety(MockServerTestCase):
         with self.assertRaises(OSError):
             MockServer(self.server.server_port)
         self.assertFalse(MockServer.allow_reuse_port)
+
+    def test_200_clients_at_the_same_time_are_all_answered_and_in_the_journal(self) -> None:
+        together = threading.Barrier(200)
+
+        def ask(number: int) -> int:
+            together.wait(GUARD)
+            request = {"model": models.EMBEDDING_MODEL, "input": [f"text {number}"]}
+            return self.post("/run/many/v1/embeddings", request).status
+
+        with ThreadPoolExecutor(200) as pool:
+            self.assertEqual([*pool.map(ask, range(200))], [200] * 200)
+        requests = self.ask("GET", "/run/many/_mock/journal").data["requests"]
+        texts = {entry["body"]["input"][0] for entry in requests}
+        self.assertEqual(texts, {f"text {number}" for number in range(200)})
+
+    def test_clients_that_leave_disturb_nobody(self) -> None:
+        whole = self.posted("/v1/embeddings", GOOD[EMBEDDINGS])
+        for data in (b"", whole[:9], whole[:-5], whole, whole + whole):
+            for _ in range(5):
+                with self.connect() as connection:
+                    connection.sendall(data)
+        self.assertEqual(self.post("/v1/rerank", GOOD[RERANK]).status, 200)
+        self.assertEqual([line for line in self.lines if "internal error" in line], [])
+        bodies = [entry["body"] for entry in self.journal()["requests"]]
+        self.assertIn(GOOD[RERANK], bodies)
+        self.assertTrue(all(body in (GOOD[RERANK], GOOD[EMBEDDINGS]) for body in bodies))
 
     def test_every_connection_takes_one_of_256_places_and_gives_it_back(self) -> None:
         free = threading.Semaphore
