@@ -812,7 +812,8 @@ def check_quotes(text: str, sent: Mapping[str, str]) -> dict[str, Any]:
 
 def place_of(quote: str, text: str) -> tuple[int, int]:
     """Where the quote stands in the text, in whole words: (start, end), or (0, 0) if nowhere."""
-    spans, signs = folded(text), [sign for sign, _, _ in folded(text)]
+    spans = folded(text)
+    signs = [sign for sign, _, _ in spans]
     wanted = [sign for sign, _, _ in folded(quote.strip())]
     for i in range(len(signs) - len(wanted) + 1 if wanted else 0):
         if signs[i : i + len(wanted)] == wanted:
