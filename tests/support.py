@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import unittest
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def run_rag(
     *argv: str, environ: Mapping[str, str], stream: type[io.TextIOWrapper] = io.TextIOWrapper
 ) -> Result:
     """rag.main(argv) with nothing but `environ` in the environment, its two streams captured."""
+    # A run that fails does not wait for requests under way: their sockets are the collector's.
+    warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
     # A folder without certificates: reading the real ones takes longer than the rest of a run.
     environ = {"SSL_CERT_DIR": str(ROOT), **environ}
     out, err = stream(captured()), stream(captured())
