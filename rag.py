@@ -49,7 +49,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import MISSING, dataclass, field, fields
-from functools import partial
+from functools import lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import chain
 from pathlib import Path
@@ -779,10 +779,12 @@ def check_said(said: Any, ids: Sequence[str]) -> None:
 PLAIN_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−", "'" * 4 + '"' * 4 + "-" * 7)
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han. A letter is a word.
 LETTERS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-UNSPACED = re.compile(f"[{LETTERS}]")
-# From an edge outward, what it cuts off a word or number: "able", "-", also ".14" and "'t".
-BETWEEN_WORDS = re.escape(";!?…—\"“”„‟‘‚‛«»‹›()[]{}·¿¡،؛؟।॥。、，；：！？「」（）*`") + LETTERS
-REST = re.compile(rf"[.,:'’]*[^.,:'’\s{BETWEEN_WORDS}]")
+UNSPACED = re.compile(f"(?!\\d)[{LETTERS}]")
+# Outward from a whole word come marks around it, and then white space or what is as good.
+BORDER = rf"*_`\u200b\u200e\u200f\u2066-\u2069\ufeff]*(?:\Z|[\s—…]|(?!\d)[{LETTERS}])"
+BEFORE = re.compile("[" + re.escape("\"'“‘„‚«‹([{¿¡「『【《（•") + BORDER)
+AFTER = re.compile("[" + re.escape(".,;:!?\"'”’»›)]}」』】》）،؛؟。、，；：！？।॥։።׃") + BORDER)
+THOUSANDS = re.compile(r"\d[\u00a0\u2009\u202f]\d")
 
 
 def check_quotes(text: str, sent: Mapping[str, str]) -> dict[str, Any]:
@@ -816,13 +818,23 @@ def place_of(quote: str, text: str) -> tuple[int, int]:
     signs = [sign for sign, _, _ in spans]
     wanted = [sign for sign, _, _ in folded(quote.strip())]
     for i in range(len(signs) - len(wanted) + 1 if wanted else 0):
-        if signs[i : i + len(wanted)] == wanted:
+        if signs[i] == wanted[0] and signs[i : i + len(wanted)] == wanted:
             start, end = spans[i][1], spans[i + len(wanted) - 1][2]
-            if not (cut(text, start) or cut(text, end)):
+            if whole_words(text, start, end):
                 return start, end
     return 0, 0
 
 
+def whole_words(text: str, start: int, end: int) -> bool:
+    """Whether a slice cuts no word and no number, as in "un|able", "-|5", "3.|14", "do|n't"."""
+    before, after = text[max(0, start - 16) : start][::-1], text[end : end + 16]
+    begins = BEFORE.match(before) or UNSPACED.match(text[start]) and before[0].isalpha()
+    ends = AFTER.match(after) or UNSPACED.match(text[end - 1]) and after[0].isalpha()
+    edges = (text[max(0, start - 2) : start + 1], text[end - 1 : end + 2])
+    return bool(begins and ends) and not any(map(THOUSANDS.match, edges))
+
+
+@lru_cache(maxsize=128)  # the same source may be quoted several times
 def folded(text: str) -> list[tuple[str, int, int]]:
     """[(sign, start, end)]: a letter with its marks, or a run of white space, as it is compared."""
     starts = [i for i, char in enumerate(text) if not joined(text[i - 1 : i], char)]
@@ -832,7 +844,9 @@ def folded(text: str) -> list[tuple[str, int, int]]:
 
 def folded_sign(sign: str) -> str:
     """One sign as it is compared: composed, one white space for all, plain marks and dashes."""
-    return " " if sign.isspace() else unicodedata.normalize("NFC", sign).translate(PLAIN_SIGNS)
+    # Composing takes quadratic time, and no letter of any language has so many marks.
+    composed = unicodedata.normalize("NFC", sign) if len(sign) <= 64 else sign
+    return " " if sign.isspace() else composed.translate(PLAIN_SIGNS)
 
 
 def joined(before: str, char: str) -> bool:
@@ -842,11 +856,6 @@ def joined(before: str, char: str) -> bool:
     marks = unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff"
     emoji = "\u200d" in (before, char) or "\U0001f3fb" <= char <= "\U0001f3ff"
     return bool(before) and (marks or emoji)
-
-
-def cut(text: str, at: int) -> bool:
-    """Whether the place is inside a word or number: "un|able", "-|5", "3.|14"."""
-    return bool(REST.match(text[:at][::-1]) and REST.match(text[at:]))
 
 
 def words(text: str) -> int:
@@ -893,7 +902,7 @@ def answer(question: str, records: Sequence[Record], run: Run) -> dict[str, Any]
 
 # ---- the cache: vectors of passages, kept between runs -------------------------------------------
 
-CACHE_TABLE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, checksum INT)"
+CACHE_TABLE = "CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB, checksum INTEGER)"
 
 
 def open_cache(path: str) -> sqlite3.Connection:
@@ -905,15 +914,29 @@ def open_cache(path: str) -> sqlite3.Connection:
     with cache_errors(path):
         if not os.path.exists(path):  # private: vectors tell much of their texts
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # To open a pipe can wait for ever, and a device would get a journal beside it.
+        require(os.path.isfile(path), f"RAG_CACHE {shortened(path, 100)} is no regular file")
         mode = "rw" if os.access(path, os.W_OK) else "ro"
         place = f"{Path(path).absolute().as_uri()}?mode={mode}"
-        cache = sqlite3.connect(place, uri=True, timeout=60, isolation_level=None)
-        cache.execute("PRAGMA trusted_schema = OFF")
-        tables = {name for (name,) in cache.execute("SELECT tbl_name FROM sqlite_master")}
-        require(tables <= {"vectors"}, f"RAG_CACHE {shortened(path, 100)} holds other data")
-        if not tables:  # IMMEDIATE waits for another process that is making it
-            cache.executescript(f"BEGIN IMMEDIATE; {CACHE_TABLE}; COMMIT")
+        # Ctrl-C waits too while another process holds the file, so it is not for long.
+        cache = sqlite3.connect(place, uri=True, timeout=10, isolation_level=None)
+        with contextlib.ExitStack() as failed:
+            failed.callback(cache.close)
+            cache.execute("PRAGMA trusted_schema = OFF")
+            if not schema(cache):
+                cache.execute("BEGIN IMMEDIATE")  # another process may be making it
+                if not schema(cache):
+                    cache.execute(CACHE_TABLE)
+                cache.execute("COMMIT")
+            ours = schema(cache) == [CACHE_TABLE]
+            require(ours, f"RAG_CACHE {shortened(path, 100)} holds other data")
+            failed.pop_all()
     return cache
+
+
+def schema(database: sqlite3.Connection) -> list[str]:
+    """The statements that made what is in it: a trigger or a view would be a stranger's code."""
+    return [sql for (sql,) in database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
 
 
 @contextlib.contextmanager
@@ -945,15 +968,16 @@ def cached(texts: Sequence[str], run: Run) -> dict[str, Vector]:
         for text in texts:
             key = cache_key(text, run)
             vector, checksum = run.cache.execute(query, (key,)).fetchone() or (None, 0)
-            # A damaged file can hold anything.
-            if isinstance(vector, bytes) and zlib.crc32(key + vector) == checksum:
+            if not isinstance(vector, bytes) or len(vector) % 4:
+                continue  # a damaged file can hold anything
+            if zlib.crc32(key + vector) == checksum:
                 found[text] = array("f", vector)
     return found
 
 
 def keep(vectors: Mapping[str, Vector], run: Run) -> None:
     """Puts vectors into the cache, all or none of them."""
-    if run.cache is None or not vectors:
+    if run.cache is None or not vectors or not os.path.exists(run.settings.cache):  # deleted
         return
     keys = {text: cache_key(text, run) for text in vectors}
     data = {text: vectors[text].tobytes() for text in vectors}

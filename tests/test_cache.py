@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import unittest
+import urllib.request
 from typing import Any
 from unittest import mock
 
 import rag
 from mock_server.scenarios import ANSWERS, EMBEDDINGS, REFUSES, Reply, Scenario
-from mock_server.server import MockServer
+from mock_server.server import MAX_CONNECTIONS, MockServer
 from tests.support import ROOT, RagTestCase, Result, bodies, run_rag
 
 QUESTION = "What holds shelf 7?"
@@ -204,7 +205,7 @@ class TestFile(CacheTestCase):
 
     def test_a_folder_is_no_cache(self) -> None:
         self.path.mkdir()
-        self.assert_settings_error(self.ask(), f": unable to open database file; {ADVICE}")
+        self.assert_settings_error(self.ask(), " is no regular file")
 
     def test_a_file_that_is_no_database_is_left_as_it_is(self) -> None:
         self.path.write_bytes(b"my notes, which are precious" * 100)
@@ -223,8 +224,29 @@ class TestFile(CacheTestCase):
         database = sqlite3.connect(self.path)
         database.execute("CREATE TABLE vectors (name TEXT)")
         database.close()
-        result = self.ask()
-        self.assert_one_line(result, 1, "rag.py: embeddings: RAG_CACHE ", "no such column")
+        self.assert_settings_error(self.ask(), " holds other data")
+
+    def test_a_trigger_of_a_stranger_is_never_run(self) -> None:
+        self.ask()
+        database = sqlite3.connect(self.path)
+        database.execute("CREATE TRIGGER t AFTER INSERT ON vectors BEGIN SELECT 1; END")
+        database.close()
+        self.assert_settings_error(self.ask(), " holds other data")
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "there are no named pipes")
+    def test_a_named_pipe_is_no_cache(self) -> None:
+        os.mkfifo(self.path)
+        self.assert_settings_error(self.ask(), " is no regular file")
+
+    def test_deleting_it_during_a_run_does_not_disturb_the_run(self) -> None:
+        keep = rag.keep
+
+        def keep_and_delete(vectors: Any, run: rag.Run) -> None:
+            keep(vectors, run)
+            self.path.unlink(missing_ok=True)
+
+        with mock.patch.object(rag, "keep", keep_and_delete):
+            self.assertEqual(self.ask().status, 0)
 
     def test_an_empty_file_becomes_a_cache(self) -> None:
         self.path.touch()
@@ -404,6 +426,7 @@ class TestDamage(CacheTestCase):
             "checksum = checksum + 1",
             "vector = 'text'",
             "vector = NULL",
+            "vector = X'010203', checksum = 0",
             "vector = (SELECT vector FROM vectors WHERE key = (SELECT max(key) FROM vectors))",
         ):
             with self.subTest(change=change):
@@ -487,10 +510,19 @@ class TestKills(ProcessTestCase):
         process.kill()
         process.communicate()
 
+    def settle(self) -> None:
+        """Waits until the server has read all that a killed process had sent."""
+        url = f"http://127.0.0.1:{self.server.server_port}/_mock/journal"
+        urllib.request.urlopen(url, timeout=60).close()  # it comes behind them
+        for _ in range(MAX_CONNECTIONS):
+            self.server.places.acquire()
+        self.server.places.release(MAX_CONNECTIONS)
+
     def check_kill(self, request: int, committed: bool) -> None:
         self.kill_run(request, committed)
         kept = self.rows()
         self.assertLessEqual(set(kept), set(self.vectors))
+        self.settle()
         self.server.journal.clear("")
         self.watch(silent_from=17)
         out, err = self.start(self.server, "own").communicate()

@@ -138,6 +138,8 @@ class TestQuotes(unittest.TestCase):
     """Faults put into rag.py, which is the client that asks for quotes."""
 
     def found(self, scenario: str, name: str, fault: Any) -> list[str]:
+        rag.folded.cache_clear()
+        self.addCleanup(rag.folded.cache_clear)
         with mock.patch.object(rag, name, fault):
             (judged,) = check(rag_client, [SCENARIOS[scenario]])
         return codes(judged)
@@ -155,7 +157,7 @@ class TestQuotes(unittest.TestCase):
     def test_each_rule_for_quotes_that_is_left_out_is_found_out(self) -> None:
         for name, fault, scenario in (
             ("folded_sign", lambda sign: sign.lower(), "quotes-other-case"),
-            ("cut", lambda text, at: False, "quotes-inside-a-word"),
+            ("whole_words", lambda text, start, end: True, "quotes-inside-a-word"),
             ("words", lambda text: 3, "quotes-short"),
             ("check_said", lambda said, ids: None, "quotes-no-citation"),
             ("check_said", lambda said, ids: None, "quotes-null"),

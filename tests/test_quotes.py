@@ -124,6 +124,11 @@ class TestPlaceOf(unittest.TestCase):
             ("from ten to two", "open—from ten to two—daily", (5, 20)),
             ("one two three", "one two three four one two three", (0, 13)),
             ("two three four", "xtwo three four two three four", (16, 30)),
+            ("bold words here", "Some **bold words here** stay.", (7, 22)),
+            (".001 in all cases", "p < .001 in all cases", (4, 21)),
+            ("open from ten", "\u200fopen from ten\u200f", (1, 14)),
+            ("端口后面有灯", "打开USB端口后面有灯", (5, 11)),
+            ("at ten (or two)", "It opens (at ten (or two)).", (10, 25)),
         ):
             with self.subTest(quote=quote, text=text):
                 self.assertEqual(rag.place_of(quote, text), place)
@@ -154,6 +159,16 @@ class TestPlaceOf(unittest.TestCase):
             ("ο κόσμος είναι", "ο κοσμος είναι"),
             ("１２３ four five", "123 four five"),
             ("自行车可以停", "自行车不可以停"),
+            ("001 in all cases", "p < .001 in all cases"),
+            ("= 3 in all rows", "x != 3 in all rows"),
+            ("5H2O is blue", "CuSO4·5H2O is blue"),
+            ("500 people live here", "12\u202f500 people live here"),
+            ("it has 12", "it has 12\u00a0500"),
+            ("๕๐ บาท", "ราคา ๑๕๐ บาท"),
+            ("10 in all cases", "5*10 in all cases"),
+            ("able to read it", "(un)able to read it"),
+            ("万人住在这里", "有5万人住在这里"),
+            (". Next one here", "five. Next one here"),
         ):
             with self.subTest(quote=quote, text=text):
                 self.assertEqual(rag.place_of(quote, text), (0, 0))
@@ -191,7 +206,8 @@ class TestProperties(unittest.TestCase):
         last = first + chance.randrange(3, 5)
         parts = []
         for word in words:
-            parts += [word, chance.choice(SPACES)]
+            # Between numbers a no-break space may separate thousands.
+            parts += [word, chance.choice([space for space in SPACES if space != "\u00a0"])]
         start = len("".join(parts[: 2 * first]))
         return "".join(parts), start, start + len("".join(parts[2 * first : 2 * last - 1]))
 
