@@ -123,6 +123,7 @@ NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
 OBJECT = (r"(?s)\{.*", 'a JSON object, such as {"temperature": 0}')
 ENCODING = ("float|base64", "float or base64")
+BIT = ("[01]", "0 or 1")
 FORMAT = ("none|json_object|json_schema", "none, json_object or json_schema")
 # What API_CHAT_OPTIONS may not hold: rag.py sets it, or could not read the reply.
 OUR_CHAT_OPTIONS = {"model", "messages", "n", "stream", "tools", "functions", "response_format"}
@@ -159,7 +160,7 @@ class Settings:
     sources: int = setting("RAG_SOURCES", (1, 100), "sources sent to the chat model", 3)
     min_similarity: float = setting("RAG_MIN_SIMILARITY", (-1.0, 1.0), "similarity to keep", -1.0)
     attempts: int = setting("RAG_ATTEMPTS", (1, 10), "answers asked for, at most", 1)
-    quotes: int = setting("RAG_QUOTES", (0, 1), "1: a checked quote with each citation", 0)
+    quotes: str = setting("RAG_QUOTES", BIT, "1: a checked quote with each citation", "0")
     cache: str = setting("RAG_CACHE", TEXT, "SQLite file that keeps records' vectors", "")
 
 
@@ -515,9 +516,10 @@ def embed(question: str, records: Sequence[Record], run: Run) -> list[Vector]:
         pace = f"{len(fresh) / (time.perf_counter() - started):.0f} a second"
         if later:
             run.progress(f"embedded {len(fresh)} of {len(first[0]) + len(later)} texts, {pace}")
-    work = f"inputs {len(fresh)}, requests {len(usages)}, dimensions {length}"
-    run.explain(f"embeddings: {settings.embedding_model}, {work}, {spent(usages, started)}")
     vectors = known | fresh
+    work = f"inputs {len(fresh)}, requests {len(usages)}, dimensions {length}"
+    work += f", {len(vectors) - len(fresh)} from RAG_CACHE" if run.cache else ""
+    run.explain(f"embeddings: {settings.embedding_model}, {work}, {spent(usages, started)}")
     return [vectors[text] for text in (asked, *passages)]
 
 
@@ -681,7 +683,8 @@ def ask(question: str, sources: Sequence[Candidate], run: Run) -> dict[str, Any]
     shown = [{name: record[name] for name in names if name in record} for record, _ in sources]
     texts = {record["id"]: record["text"] for record, _ in sources}
     content = json.dumps({"question": question, "sources": shown}, ensure_ascii=False)
-    prompt, check = (QUOTES_PROMPT, check_quotes) if settings.quotes else (PROMPT, check_answer)
+    quoting = settings.quotes == "1"
+    prompt, check = (QUOTES_PROMPT, check_quotes) if quoting else (PROMPT, check_answer)
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": content}]
     options = json.loads(settings.chat_options)
     options |= {"model": settings.model, **response_format(settings, list(texts))}
@@ -711,7 +714,7 @@ def response_format(settings: Settings, ids: Sequence[str]) -> dict[str, Any]:
     said = {"type": ["string", "null"]}
     plain_keys = {"answer": said, "source_ids": {"type": "array", "items": one_id}}
     quotes_keys = {"citations": {"type": "array", "items": quote}, "answer": said}
-    schema = closed(quotes_keys if settings.quotes else plain_keys)
+    schema = closed(quotes_keys if settings.quotes == "1" else plain_keys)
     named = {"name": "cited_answer", "strict": True, "schema": schema}
     form = settings.response_format
     extra = {"json_schema": named} if form == "json_schema" else {}

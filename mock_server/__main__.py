@@ -116,7 +116,8 @@ def jobs(text: str) -> int:
 def tell(line: str) -> None:
     with contextlib.suppress(OSError):  # a stream that is full or closed is no fault of the client
         if sys.stderr:
-            print(f"mock: {printable(line)}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"mock: {printable(line)}\n")  # at once: other threads write too
+            sys.stderr.flush()
 
 
 def serve(port: int, shell: str) -> int:
@@ -197,8 +198,8 @@ def check_command(
         lines = ["", *explained(results), ""] if any(each.findings for each in results) else [""]
         failed = [each.scenario for each in results if each.verdict == "failed"]
         if failed:
-            again = f"run --scenario {failed[0].name} -- {shlex.join(command)}"
-            lines += [f"To see one again: python -m mock_server {again}"]
+            again = f"check --scenario {failed[0].name} -- {shlex.join(command)}"
+            lines += [f"To see one alone: python -m mock_server {again}"]
         unrun = len(scenarios) - len(results)
         rest = f", {unrun} not run: the first sent no request" if unrun else ""
         print("\n".join([*lines, summary(results) + rest]), flush=True)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from mock_server.scenarios import Scenario
 from mock_server.server import MockServer, printable
-from mock_server.verdict import Ended, Finding, judge, verdict
+from mock_server.verdict import FAULT, Ended, Finding, judge, verdict
 
 SECONDS = 20.0  # for one run: the contract's limit
 MAX_OUTPUT = 16 * 2**20
@@ -180,16 +180,18 @@ def explained(results: Sequence[Judged]) -> Iterator[str]:
             # Requests are refused for many reasons, which stand behind the address.
             reason = finding.came.partition(": ")[2] if finding.code == "request-refused" else ""
             kinds.setdefault((finding.code, reason), []).append((judged.scenario, finding))
-    for (code, _), found in kinds.items():
+    faults_first = sorted(kinds.items(), key=lambda kind: kind[1][0][1].severity != FAULT)
+    for (code, _), found in faults_first:
         first = found[0][1]
-        served = [f"{scenario.name}: {scenario.serves}" for scenario, _ in found]
+        served = [f"{scenario.name}: {scenario.serves}" for scenario, _ in found[:4]]
+        more = [f"{len(found) - 4} more, which --json lists"] if len(found) > 4 else []
         parts = [
             ("in", served[0]),
             ("expected", first.expected),
             ("came", first.came),
             ("nearest", first.nearest),
             ("advice", first.advice),
-            *(("also in", line) for line in served[1:]),
+            *(("also in", line) for line in [*served[1:], *more]),
         ]
         yield f"{code} ({first.severity}): {first.title}"
         yield from (f"  {name:<8}  {printable(text)}" for name, text in parts if text)

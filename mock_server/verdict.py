@@ -672,7 +672,7 @@ def misreadings(run: Sequence[Exchange], question: str) -> list[str]:
 
 def nearest(text: str, texts: Iterable[str]) -> str:
     near = difflib.get_close_matches(text, list(texts), n=1, cutoff=0.6)
-    return f"nearest: {shown(near[0])}" if near else ""
+    return shown(near[0]) if near else ""
 
 
 # ---- how it ended --------------------------------------------------------------------------------
@@ -694,7 +694,8 @@ def how(ended: Ended) -> str:
     """The end in words."""
     if ended.status is None:
         return "killed"
-    line = next(iter(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]), "")
+    lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+    line = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
     return f"exit status {ended.status}" + (f", stderr {shown(line)}" if line else "")
 
 

@@ -801,7 +801,7 @@ def answer_all(rows: Sequence[Row], base: Base, run: rag.Run) -> Answers:
 
     The floor is RAG_MIN_SIMILARITY or, where it is not set, for each question the one that the
     others recommend: a floor fits the questions that it is made from."""
-    quoting, run = with_settings(run, quotes=1), with_settings(run, quotes=0)
+    quoting, run = with_settings(run, quotes="1"), with_settings(run, quotes="0")
     fixed = run.settings.min_similarity
     floors = floors_of_others(sides(rows, run.settings))
     told = "for each question the floor that the others recommend"

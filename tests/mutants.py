@@ -761,8 +761,11 @@ def main(argv: Sequence[str]) -> int:
     """The exit status of a mutant, or of the matrix: 1 if a mutant was missed."""
     if not argv:
         return matrix()
-    (source,) = [mutant.source for mutant in MUTANTS if mutant.name == argv[0]]
-    return int(main_of(source)([], os.environ, sys.stdout, sys.stderr))
+    sources = [mutant.source for mutant in MUTANTS if mutant.name == argv[0]]
+    if not sources:
+        print("no mutant has this name; there are:", *(each.name for each in MUTANTS), sep="\n  ")
+        return 2
+    return int(main_of(sources[0])([], os.environ, sys.stdout, sys.stderr))
 
 
 def matrix() -> int:

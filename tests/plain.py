@@ -36,7 +36,7 @@ def main() -> None:
         http_client=DefaultHttpxClient(),  # what is the default, but for old SDKs with a new httpx
     )
 
-    texts = [record["title"] + "\n" + record["text"] for record in records]
+    texts = [record.get("title", "") + "\n" + record["text"] for record in records]
     reply = client.embeddings.create(
         model=os.environ["API_EMBEDDING_MODEL"], input=[question, *texts], encoding_format="float"
     )
@@ -44,7 +44,8 @@ def main() -> None:
 
     similarities = [cosine(asked, vector) for vector in vectors]
     best = sorted(range(len(records)), key=lambda i: similarities[i], reverse=True)[:3]
-    sources = [{name: records[i][name] for name in ("id", "title", "text")} for i in best]
+    names = ("id", "title", "text")
+    sources = [{name: records[i].get(name, "") for name in names} for i in best]
 
     completion = client.chat.completions.create(
         model=os.environ["API_MODEL"],

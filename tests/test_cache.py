@@ -149,7 +149,8 @@ class TestResults(CacheTestCase):
     def test_explain_tells_how_many_inputs_were_sent(self) -> None:
         self.ask()
         result = self.ask(QUESTION, "--knowledge", self.knowledge, "--explain")
-        self.assertIn("embeddings: mock-embedding, inputs 1, requests 1, ", result.stderr)
+        line = "inputs 1, requests 1, dimensions 256, 30 from RAG_CACHE, "
+        self.assertIn(f"embeddings: mock-embedding, {line}", result.stderr)
 
 
 class TestFile(CacheTestCase):

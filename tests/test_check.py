@@ -456,7 +456,7 @@ class TestCommandLine(unittest.TestCase):
                 "  also in   http-503: status 503 for every request to /embeddings",
             ],
         )
-        again = "To see one again: python -m mock_server run --scenario http-500 -- x\n"
+        again = "To see one alone: python -m mock_server check --scenario http-500 -- x\n"
         self.assertEqual(end, f"{again}1 passed, 2 failed, 0 not judged\n")
 
     def test_what_was_not_judged_is_shown_and_is_no_failure(self) -> None:
@@ -607,7 +607,7 @@ class TestCommandLine(unittest.TestCase):
                 argv = ["check", "--scenario", "plain", "--", "图书馆"]
                 self.assertEqual(command_line.main(argv), 1)
         shown = stdout.buffer.getvalue()
-        self.assertIn(rb"run --scenario plain -- '\u56fe\u4e66\u9986'", shown)
+        self.assertIn(rb"check --scenario plain -- '\u56fe\u4e66\u9986'", shown)
 
     def test_ctrl_c_kills_what_still_runs(self) -> None:
         stops: list[threading.Event] = []

@@ -321,5 +321,5 @@ class TestRun(RagTestCase):
 
     def test_the_option_is_0_or_1(self) -> None:
         result, _ = self.run_with("", RAG_QUOTES="yes")
-        line = 'rag.py: settings: RAG_QUOTES must be a whole number from 0 to 1; found "yes"'
+        line = 'rag.py: settings: RAG_QUOTES must be 0 or 1; found "yes"'
         self.assert_failure(result, 2, line)
