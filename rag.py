@@ -38,6 +38,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import unicodedata
@@ -1156,8 +1157,10 @@ def document(argv: Sequence[str] | None) -> str:
         gc.freeze()
         gc.enable()
     explain = (lambda line: tell(blotted(line))) if options.explain else silent
-    # "\r": the next line overwrites this one.
-    progress = (lambda line: tell(f"{line:<50}", "\r")) if terminal(sys.stderr) else silent
+    # "\r": the next line overwrites this one, which must not wrap.
+    wide = min(50, shutil.get_terminal_size().columns - 1)
+    over = terminal(sys.stderr)
+    progress = (lambda line: tell(line[:wide].ljust(wide), "\r")) if over else silent
     owners = partial(private_texts, question, records)  # passages, made once more if it fails
     run = Run(settings, endpoints, owners, explain, progress, cache)
     indent = 2 if terminal(sys.stdout) else None

@@ -552,6 +552,10 @@ class TestProgress(CacheTestCase):
         )
         self.assertRegex(shown[1], r"\Aembedded 31 of 31 texts, \d+ a second *\Z")
         self.assertEqual(shown[2:], [" " * 50, ""])
+        narrow = {**environ, "API_EMBEDDING_BATCH": "16", "COLUMNS": "20"}
+        result = run_rag(*argv, environ=narrow, stream=Terminal)
+        lines = ["embedded 16 of 31 t", "embedded 31 of 31 t", " " * 19, ""]
+        self.assertEqual(result.stderr.split("\r"), lines)
         for more, stream in (({"API_EMBEDDING_BATCH": "31"}, Terminal), ({}, None)):
             given = {} if stream is None else {"stream": stream}
             self.assertEqual(run_rag(*argv, environ={**environ, **more}, **given).stderr, "")
