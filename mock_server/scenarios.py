@@ -262,12 +262,17 @@ def scaled(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any
     return {**good, "data": data}
 
 
+def sources_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sources of a chat request, as the client sent them."""
+    asked = question_and_sources(request["messages"]) or {"sources": []}
+    return list(asked["sources"])
+
+
 def unless_sent(change: Change) -> Change:
     """The change, unless each id that is cited then was sent: ids may be anything."""
 
     def change_unless(good: Any, request: Mapping[str, Any]) -> Any:
-        asked = question_and_sources(request["messages"]) or {}
-        sent = [source["id"] for source in asked["sources"]]
+        sent = [source["id"] for source in sources_of(request)]
         reply = change(good, request)
         said = json.loads(reply["choices"][0]["message"]["content"])
         quoted = [each["source_id"] for each in said.get("citations", [])]
@@ -386,8 +391,7 @@ def quotes_all(edit: Callable[[str], str]) -> Change:
     """Quotes all of the text of the first source that the edit changes."""
 
     def change(good: Any, request: Mapping[str, Any]) -> Any:
-        asked = question_and_sources(request["messages"]) or {}
-        for source in asked["sources"]:
+        for source in sources_of(request):
             if edit(source["text"]) != source["text"]:
                 cited = {"source_id": source["id"], "quote": edit(source["text"])}
                 said = json.dumps({"citations": [cited], "answer": "It says so."})
@@ -399,19 +403,17 @@ def quotes_all(edit: Callable[[str], str]) -> Change:
 
 def quotes_for_another_source(good: Any, request: Mapping[str, Any]) -> Any:
     """The first quote, which is true, with the id of a source in which it does not stand."""
-    asked = question_and_sources(request["messages"]) or {}
 
     def edit(cited: list[Any]) -> list[Any]:
         quote = cited[0]["quote"]
-        wrong = [each["id"] for each in asked["sources"] if quote not in each["text"]]
+        wrong = [each["id"] for each in sources_of(request) if quote not in each["text"]]
         return [{**cited[0], "source_id": [*wrong, UNSENT][0]}, *cited[1:]]
 
     return cites_in_quotes(edit)(good, request)
 
 
 def quotes_a_title(good: Any, request: Mapping[str, Any]) -> Any:
-    asked = question_and_sources(request["messages"]) or {}
-    titles = [source.get("title", "") for source in asked["sources"]]
+    titles = [source.get("title", "") for source in sources_of(request)]
     return quotes(lambda quote: f"{[*titles, ''][0]}: {quote}")(good, request)
 
 
@@ -445,24 +447,19 @@ def curly(quote: str) -> str:
 
 def cites_a_record_that_was_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     """An answer with the id of the first record of knowledge.json that is not among the sources."""
-    asked = question_and_sources(request["messages"]) or {}
-    sent = {source["id"] for source in asked["sources"]}
+    sent = {source["id"] for source in sources_of(request)}
     others = [record_id for record_id in RECORDS if record_id not in sent]
     return says(answer="It is.", source_ids=[*others, UNSENT][:1])(good, request)
 
 
-def cites_a_title(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An answer with the title of the first source, or its text if it has none, for its id."""
-    asked = question_and_sources(request["messages"]) or {}
-    names = [source.get("title", source["text"]) for source in asked["sources"]]
-    return says(answer="It is.", source_ids=[*names, UNSENT][:1])(good, request)
+def cites_first(name: Callable[[Mapping[str, Any]], str]) -> Change:
+    """An answer with something else of the first source for its id."""
 
+    def change(good: Any, request: Mapping[str, Any]) -> Any:
+        names = [name(source) for source in sources_of(request)]
+        return says(answer="It is.", source_ids=[*names, UNSENT][:1])(good, request)
 
-def cites_a_text(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An answer with the text of the first source for its id."""
-    asked = question_and_sources(request["messages"]) or {}
-    texts = [source["text"] for source in asked["sources"]]
-    return says(answer="It is.", source_ids=[*texts, UNSENT][:1])(good, request)
+    return unless_sent(change)
 
 
 def full_width(text: str) -> str:
@@ -482,8 +479,7 @@ def invented(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, A
 
 def cites_all(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
     """An odd answer with the ids of all sources, in another order than sent or reversed."""
-    asked = question_and_sources(request["messages"]) or {}
-    sent = [source["id"] for source in asked["sources"]]
+    sent = [source["id"] for source in sources_of(request)]
     return says(answer=ODD_TEXT, source_ids=sent[1:][::-1] + sent[:1])(good, request)
 
 
@@ -890,7 +886,7 @@ TABLE = (
     fault("answer-ids-joined", CHAT, "two ids in one text",
         cites(lambda cited: [", ".join([*cited, UNSENT])]), "not the id of a source"),
     fault("answer-id-text", CHAT, "the text of a source in place of its id",
-        unless_sent(cites_a_text), "not the id of a source"),
+        cites_first(lambda source: source["text"]), "not the id of a source"),
     fault("answer-id-line-break", CHAT, "an id with a line break behind it",
         cites(lambda cited: [f"{cited[0]}\n"]), "not the id of a source"),
     fault("answer-id-quotes", CHAT, "an id in quotation marks",
@@ -900,7 +896,8 @@ TABLE = (
     fault("answer-id-record-not-sent", CHAT, "the id of a record that was embedded, but not sent",
         unless_sent(cites_a_record_that_was_not_sent), "not the id of a source"),
     fault("answer-id-title", CHAT, "the title of a source in place of its id",
-        unless_sent(cites_a_title), "not the id of a source"),
+        cites_first(lambda source: source.get("title", source["text"])),
+        "not the id of a source"),
     fault("answer-id-position", CHAT, "the place of a source in place of its id",
         cites(lambda cited: ["1"]), "not the id of a source"),
     fault("answer-id-shortened", CHAT, "an id without its last character",

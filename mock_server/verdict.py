@@ -639,10 +639,8 @@ def in_sources(scenario: Scenario, run: Sequence[Exchange], question: str) -> li
             return [found(scenario, "source-not-known", f"{name}: {shown(source['text'])}", near)]
         record = RECORDS.get(source["id"], source)
         own = home(vectors(run), record["text"])  # one of knowledge.json, and not another's
-        same = source["text"] == record["text"] and source.get("title") in (
-            None,
-            record.get("title"),
-        )
+        titles = (None, record.get("title"))
+        same = source["text"] == record["text"] and source.get("title") in titles
         if own and not same:
             return [found(scenario, "source-differs", f"{name}: {shown(source['text'])}")]
         if text not in values:
