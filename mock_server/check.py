@@ -80,8 +80,8 @@ def check(client: Client, scenarios: Sequence[Scenario], jobs: int = 1) -> Itera
 def run_once(client: Client, server: MockServer, scenario: Scenario, run: str) -> Judged:
     environ = {**server.environment(scenario.name, scenario.rerank, run), **scenario.settings}
     ended = client(environ)
-    entries, dropped = server.journal.of(run)
-    server.journal.clear(run)
+    entries, dropped = server.request_log.of(run)
+    server.request_log.clear(run)
     requests = [entry.endpoint for entry in entries]
     findings = judge(scenario, entries, dropped, ended, server.key)
     return Judged(scenario, requests, ended.status, findings)

@@ -38,7 +38,7 @@ PRINTS   One JSON document on stdout, in UTF-8, exit status 0: {"answer": what t
          "sources": [{"id": ...}, ...]}, the records that it cited, in the order cited. Other keys
          are free; a `text` in a source is that of the record. {"answer": null, "sources": []} if
          the answer is null, or if the reranker returned no row: then the chat is not asked. (Also
-         if no record is near the question, for a client that has a floor.) The key is on neither
+         if no record is near the question, for a client with a threshold.) The key is on neither
          stream.
 QUOTES   With RAG_QUOTES=1, if you like: an instruction or the response_format names `citations`.
          The answer is then one object with exactly `citations`, a list of objects with `source_id`

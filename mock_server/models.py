@@ -30,14 +30,14 @@ COMMON = frozenset(
 
 
 def plain_data(text: str) -> Any:
-    """A JSON text as plain data that can be written as JSON again, also inside the journal.
+    """A JSON text as plain data that can be written as JSON again, also inside the request log.
 
     Raises ValueError: for NaN, Infinity, 1e999, half a surrogate pair, deep nesting and a repeated
     key too.
     """
     try:
         value = json.loads(text, object_pairs_hook=members)
-        deeper = [[[[[[[[[[value]]]]]]]]]]  # the journal and its callers need some levels more
+        deeper = [[[[[[[[[[value]]]]]]]]]]  # the request log and its callers need some levels more
         json.dumps(deeper, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None

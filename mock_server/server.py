@@ -1,4 +1,4 @@
-"""The HTTP side: safety rules, the journal, and the way from an address to a reply.
+"""The HTTP side: safety rules, the request log, and the way from an address to a reply.
 
 A server for strangers' clients on a developer's machine: it binds 127.0.0.1, refuses what a web
 page could have sent (a foreign Host, any Origin), and never stores or prints a key.
@@ -22,7 +22,7 @@ from typing import Any
 
 from mock_server import endpoints, models
 from mock_server.endpoints import Refused, error_body
-from mock_server.journal import ADDRESS, RUN, Entry, Journal
+from mock_server.request_log import ADDRESS, RUN, Entry, RequestLog
 from mock_server.scenarios import SCENARIOS, Reply, Scenario
 from mock_server.verdict import report
 
@@ -30,7 +30,7 @@ KEY = models.KEY
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 256
 CONTROLS = (
-    "GET /_mock/scenarios, GET and DELETE /_mock/journal and GET /_mock/report, for the requests "
+    "GET /_mock/scenarios, GET and DELETE /_mock/requests and GET /_mock/report, for the requests "
     "of a run with /run/ID before; or POST below /v1"
 )
 CONTROL = re.compile(RUN + r"/_mock/(?P<thing>[a-z]+)")
@@ -54,7 +54,7 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         key: str = KEY,
         suffix: str = "",
     ) -> None:
-        self.journal = Journal()
+        self.request_log = RequestLog()
         self.scenarios = scenarios
         self.key = key
         self.suffix = suffix  # behind the name of each model
@@ -136,7 +136,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send(reply)
 
     def exchange(self, data: bytes) -> Reply:
-        """The reply to a request for the service, which is in the journal from now on."""
+        """The reply to a request for the service, which is in the request log from now on."""
         self.path = self.path.replace(self.server.key, "[key]")
         address = ADDRESS.fullmatch(self.path)
         bearer = self.headers.get("Authorization", "")
@@ -148,12 +148,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             authorization="missing" if not bearer else "right" if good else "wrong",
             run=(address["run"] or "") if address else "",
             headers=sorted(name.lower() for name in self.headers),
-            body=journalled(data.replace(key, b"[key]")),
+            body=logged(data.replace(key, b"[key]")),
             key_in_body=key in data,
             key_elsewhere="[key]" in self.path or self.key_in_headers(),
             size=len(data),
         )
-        self.server.journal.add(entry)
+        self.server.request_log.add(entry)
         try:
             reply = self.reply(address, entry, data)
         except Refused as error:
@@ -285,17 +285,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Answers for the addresses below /_mock, or /run/ID/_mock; a body has no meaning."""
         address = CONTROL.fullmatch(self.path)
         run = (address["run"] or "") if address else ""
-        journal = self.server.journal
+        log = self.server.request_log
         match (self.command, address and address["thing"]):
             case ("GET", "scenarios"):
                 value: Any = [scenario.shown() for scenario in self.server.scenarios.values()]
-            case ("GET", "journal"):
-                value = journal.shown(run)
-            case ("DELETE", "journal"):
-                journal.clear(run)
-                value = journal.shown(run)
+            case ("GET", "requests"):
+                value = log.shown(run)
+            case ("DELETE", "requests"):
+                log.clear(run)
+                value = log.shown(run)
             case ("GET", "report"):
-                value = report(self.server.scenarios, *journal.of(run))
+                value = report(self.server.scenarios, *log.of(run))
             case _:
                 raise Refused(404, f"unknown path for {self.command}; there are {CONTROLS}")
         return Reply(200, f"{json.dumps(value)}\n".encode())
@@ -341,8 +341,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return "mock_server"
 
 
-def journalled(data: bytes) -> Any:
-    """A body for the journal: plain data, or printable text where it is no JSON."""
+def logged(data: bytes) -> Any:
+    """A body for the request log: plain data, or printable text where it is no JSON."""
     try:
         return models.plain_data(data.decode("utf-8"))
     except ValueError:

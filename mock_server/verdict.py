@@ -1,7 +1,7 @@
 """The verdict: what a client did, judged by the contract. Pure functions of plain data.
 
-What came is the journal of one run and, from `check`, how the command ended. What was served is not
-recorded: equal requests get equal replies, so that each can be made once more from its request.
+What came is the request log of one run and, from `check`, how the command ended. Replies are not
+recorded: equal requests get equal replies, so each reply can be made again from its request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mock_server import endpoints, models
-from mock_server.journal import Entry
+from mock_server.request_log import Entry
 from mock_server.scenarios import (
     ABSTAINS,
     ANSWERS,
@@ -256,9 +256,9 @@ RULES: dict[str, tuple[str, str, str]] = {
         "publish your own record, and nothing that a server echoed",
     ),
     # What a run could not show.
-    "journal-overflowed": (
-        "the journal lost requests",
-        "a journal with every request",
+    "requests-lost": (
+        "the request log lost requests",
+        "a request log with every request",
         "send fewer or smaller requests",
     ),
     "not-served": (
@@ -277,7 +277,7 @@ RULES: dict[str, tuple[str, str, str]] = {
         "use the records of knowledge.json",
     ),
 }
-UNSHOWN = ("journal-overflowed", "not-served", "order-not-told", "record-not-known")
+UNSHOWN = ("requests-lost", "not-served", "order-not-told", "record-not-known")
 
 
 def found(scenario: Scenario, code: str, came: str, nearest: str = "") -> Finding:
@@ -299,7 +299,7 @@ def judge(
     no stream may hold.
     """
     if dropped:
-        return [found(scenario, "journal-overflowed", f"{dropped} requests lost")]
+        return [found(scenario, "requests-lost", f"{dropped} requests lost")]
     # One without a status has no reply yet, or never gets one.
     run = [exchange(entry, scenario) for entry in entries if entry.status]
     findings = in_requests(scenario, run, ended) or in_stages(scenario, run, ended)
@@ -317,7 +317,7 @@ def verdict(findings: Iterable[Finding]) -> str:
 def report(
     scenarios: Mapping[str, Scenario], entries: Sequence[Entry], dropped: int
 ) -> dict[str, Any]:
-    """The verdict on the requests of a journal, which are taken as one run of a client."""
+    """The verdict on the requests of a request log, which are taken as one run of a client."""
     name = (entries[0].scenario or "plain") if entries else "plain"
     scenario = scenarios.get(name, scenarios["plain"])
     findings = judge(scenario, entries, dropped)

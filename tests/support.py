@@ -109,10 +109,10 @@ class RagTestCase(unittest.TestCase):
 
 def paths(server: MockServer) -> list[str]:
     """The endpoints that were asked, in order; one entry for a run of embedding requests."""
-    asked = ["/" + entry.path.split("/v1/")[-1] for entry in server.journal.entries]
+    asked = ["/" + entry.path.split("/v1/")[-1] for entry in server.request_log.entries]
     return [path for i, path in enumerate(asked) if path != "/embeddings" or path not in asked[:i]]
 
 
 def bodies(server: MockServer, path: str) -> list[Any]:
     """The bodies of the requests to an endpoint, in order."""
-    return [entry.body for entry in server.journal.entries if entry.path.endswith(f"/v1{path}")]
+    return [entry.body for entry in server.request_log.entries if entry.path.endswith(f"/v1{path}")]

@@ -39,9 +39,9 @@ class CacheTestCase(RagTestCase):
         self.knowledge = self.file("k.json", RECORDS)
 
     def ask(self, *argv: str, server: MockServer | None = None, **environ: str) -> Result:
-        """A run with the cache. Its embedding requests are the only ones in the journal."""
+        """A run with the cache. Its embedding requests are the only ones in the request log."""
         server = server or self.server
-        server.journal.clear("")
+        server.request_log.clear("")
         given = {**server.environment(), "RAG_CACHE": str(self.path), "API_EMBEDDING_BATCH": "8"}
         argv = argv or (QUESTION, "--knowledge", self.knowledge)
         return run_rag(*argv, environ={**given, **environ})
@@ -500,7 +500,7 @@ class TestKills(ProcessTestCase):
         """Kills a run as a request arrives that gets no reply; or once those before are kept."""
         self.path.unlink()
         rag.open_cache(str(self.path)).close()  # so that the rows can be counted at any moment
-        self.server.journal.clear("")
+        self.server.request_log.clear("")
         self.watch(silent_from=request)
         process = self.start(self.server, "own")
         for _ in range(request):
@@ -513,7 +513,7 @@ class TestKills(ProcessTestCase):
 
     def settle(self) -> None:
         """Waits until the server has read all that a killed process had sent."""
-        url = f"http://127.0.0.1:{self.server.server_port}/_mock/journal"
+        url = f"http://127.0.0.1:{self.server.server_port}/_mock/requests"
         urllib.request.urlopen(url, timeout=60).close()  # it comes behind them
         for _ in range(MAX_CONNECTIONS):
             self.server.places.acquire()
@@ -524,7 +524,7 @@ class TestKills(ProcessTestCase):
         kept = self.rows()
         self.assertLessEqual(set(kept), set(self.vectors))
         self.settle()
-        self.server.journal.clear("")
+        self.server.request_log.clear("")
         self.watch(silent_from=17)
         out, err = self.start(self.server, "own").communicate()
         self.assertEqual((json.loads(out), err), (self.expected, b""))

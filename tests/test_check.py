@@ -24,12 +24,13 @@ import mock_server.__main__ as command_line
 import rag
 from mock_server.check import Judged, as_json, check, command_client, execute, explained, row
 from mock_server.contract import CONTRACT
-from mock_server.journal import Entry
+from mock_server.request_log import Entry
 from mock_server.scenarios import ANSWERS, SCENARIOS, TABLE, Scenario
 from mock_server.verdict import FAULT, NOT_JUDGED, RULES, UNSHOWN, Ended, Finding, judge, verdict
-from tests.mutants import CLIENT, MUTANTS, Mutant, in_process
+from tests.clients.faulty import CLIENT, MUTANTS, Mutant, in_process
 from tests.support import ROOT, RagTestCase, run_rag
 
+NODE = ROOT / "tests" / "clients" / "node.mjs"
 SOURCE = CLIENT.read_text("utf-8")
 # What the second client does not ask for, and so is never served.
 NEVER_SERVED = [scenario.name for scenario in TABLE if scenario.asks]
@@ -76,7 +77,7 @@ class TestClientsThatKeepTheContract(unittest.TestCase):
             "plain plain-no-rerank plain-abstention rerank-nothing redirect-same-host http-421 "
             "answer-repeated-key answer-key-proto rerank-score-1e999"
         ).split()
-        client = command_client(["node", str(ROOT / "tests" / "client.mjs")], threading.Event())
+        client = command_client(["node", str(NODE)], threading.Event())
         results = list(check(client, [SCENARIOS[name] for name in names], jobs=2))
         self.assertEqual(
             [(each.scenario.name, each.verdict) for each in results],
@@ -116,7 +117,7 @@ class TestMutants(unittest.TestCase):
             self.assertEqual(judged.verdict, "failed", name)
 
     def test_the_command_of_a_mutant_is_the_client_with_that_fault(self) -> None:
-        command = [sys.executable, "-m", "tests.mutants", "exit status 0 on failure"]
+        command = [sys.executable, "-m", "tests.clients.faulty", "exit status 0 on failure"]
         client = command_client(command, threading.Event())
         (judged,) = check(client, [SCENARIOS["http-500"]])
         self.assertEqual(codes(judged), ["exit-zero"])
@@ -266,9 +267,9 @@ class TestFindings(unittest.TestCase):
             )
         self.assertEqual(verdict([]), "passed")
 
-    def test_a_journal_that_overflowed_is_not_judged(self) -> None:
+    def test_a_request_log_that_lost_requests_is_not_judged(self) -> None:
         (found,) = judge(SCENARIOS["plain"], [], dropped=3)
-        self.assertEqual((found.code, found.severity), ("journal-overflowed", NOT_JUDGED))
+        self.assertEqual((found.code, found.severity), ("requests-lost", NOT_JUDGED))
         self.assertEqual(found.came, "3 requests lost")
 
     def test_an_order_that_right_and_wrong_ways_share_is_not_judged(self) -> None:
@@ -639,7 +640,7 @@ class TestControl(RagTestCase):
         self.assertEqual([each["name"] for each in shown], [each.name for each in TABLE])
         expected = {
             "name": "rerank-nothing",
-            "group": "dialects",
+            "group": "variants",
             "serves": "no row",
             "expected": "abstains",
             "stage": "rerank",

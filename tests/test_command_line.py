@@ -49,7 +49,7 @@ class TestUsage(RagTestCase):
         server = self.serve()
         result = run_rag(environ=server.environment())
         self.assertEqual([each["id"] for each in result.document["sources"]], ["hours-saturday"])
-        self.assertIn(rag.SAMPLE_QUESTION, json.dumps(server.journal.entries[0].body))
+        self.assertIn(rag.SAMPLE_QUESTION, json.dumps(server.request_log.entries[0].body))
 
     def test_a_question_may_begin_with_a_dash_behind_two_dashes(self) -> None:
         result = run_rag("--", "-Saturday?", environ=self.serve().environment())
@@ -218,7 +218,7 @@ class TestProcess(RagTestCase):
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         with process:
-            while not server.journal.entries and process.poll() is None:
+            while not server.request_log.entries and process.poll() is None:
                 pass
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=5)

@@ -222,7 +222,7 @@ class TestEmbed(RagTestCase):
         )
         self.assert_failure(result, 1, "rag.py: embeddings: data[2] has 1 numbers, others 256")
         # The first, which was good, and at most 4 of the other 13.
-        self.assertIn(len(server.journal.entries), range(2, 6))
+        self.assertIn(len(server.request_log.entries), range(2, 6))
 
     def test_a_request_that_is_too_large_names_the_variable_and_the_longest_record(self) -> None:
         server = self.serve()

@@ -573,7 +573,7 @@ class TestCommand(RagTestCase):
         server = self.serve()
         environ = {**server.environment(rerank=False), "RAG_CACHE": str(self.folder / "cache")}
         first = run_evaluate("--json", environ=environ)
-        server.journal.entries.clear()
+        server.request_log.entries.clear()
         second = run_evaluate("--json", environ=environ)
         self.assertEqual(first.document, second.document)
         inputs = [text for body in bodies(server, EMBEDDINGS) for text in body["input"]]
@@ -745,7 +745,7 @@ class TestCommand(RagTestCase):
         server = self.serve()
         result = run_evaluate(environ={**server.environment(), "API_KEY": "another-key"})
         self.assert_one_line(result, 1, "evaluate: embeddings: ", "answered 401", "API_KEY")
-        self.assertEqual(len(server.journal.entries), 1)
+        self.assertEqual(len(server.request_log.entries), 1)
 
     def test_the_table_is_for_people(self) -> None:
         server = self.serve()
@@ -835,7 +835,7 @@ class TestCommand(RagTestCase):
         missing = str(self.folder / "none.json")
         result = run_evaluate("--questions", missing, environ=server.environment())
         self.assert_one_line(result, 1, "evaluate: questions: cannot read ", "(see --questions)")
-        self.assertEqual(server.journal.entries, type(server.journal.entries)())
+        self.assertEqual(server.request_log.entries, type(server.request_log.entries)())
 
     def test_what_else_is_wrong_is_one_line_with_its_stage(self) -> None:
         environ = self.serve().environment()

@@ -249,7 +249,7 @@ class TestKnowledgeStage(RagTestCase):
         )
         self.assertEqual(result.document["sources"], [knowledge[0]])
         self.assertEqual(paths(server), ["/embeddings", "/rerank", "/chat/completions"])
-        for entry in server.journal.entries:
+        for entry in server.request_log.entries:
             sent = json.dumps(entry.body)
             for text in ("HIDDEN", "SECRET", "918273645", "secret", "who", "staff", "[key]"):
                 self.assertNotIn(text, sent)

@@ -1,4 +1,4 @@
-"""The mock server itself: its models, its rules for requests, its safety, journal and commands."""
+"""The mock server: its models, rules for requests, safety, request log and commands."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ class MockServerTestCase(unittest.TestCase):
         own = (f"Authorization: Bearer {key}", f"Content-Length: {len(body)}", *lines)
         return self.head(f"POST {path}", *own) + body
 
-    def journal(self) -> Any:
-        answer = self.ask("GET", "/_mock/journal")
+    def request_log(self) -> Any:
+        answer = self.ask("GET", "/_mock/requests")
         self.assertEqual(answer.status, 200)
         return answer.data
 
@@ -674,7 +674,7 @@ class TestStrictRequests(MockServerTestCase):
                     answer = self.ask("POST", f"/v1{path}", body, Authorization=value)
                     self.assertEqual(answer.refusal, expected)
                     self.assertNotIn(secret.encode(), answer.body)
-        kept = self.ask("GET", "/_mock/journal").body.decode() + "\n".join(self.lines)
+        kept = self.ask("GET", "/_mock/requests").body.decode() + "\n".join(self.lines)
         self.assertNotIn(secret, kept)
         self.assertNotIn(KEY, kept)
 
@@ -712,7 +712,7 @@ class TestStrictRequests(MockServerTestCase):
             "/run/a.b/v1/embeddings",
             f"/run/{'a' * 65}/v1/embeddings",
             "/scenario/plain/run/a/v1/embeddings",
-            "/_mock/journal",
+            "/_mock/requests",
         ):
             with self.subTest(path=path):
                 answer = self.post(path, GOOD[EMBEDDINGS])
@@ -764,18 +764,18 @@ class TestSafety(MockServerTestCase):
         self.post("/v1/embeddings", GOOD[EMBEDDINGS])
         body = json.dumps(GOOD[EMBEDDINGS]).encode()
         for case, hosts in self.hosts().items():
-            for line in ("POST /v1/embeddings", "GET /_mock/journal", "DELETE /_mock/journal"):
+            for line in ("POST /v1/embeddings", "GET /_mock/requests", "DELETE /_mock/requests"):
                 with self.subTest(case=case, line=line):
                     headers = [f"Host: {host}" for host in hosts]
                     headers += [f"Authorization: Bearer {KEY}", f"Content-Length: {len(body)}"]
                     data = "\r\n".join([f"{line} HTTP/1.1", *headers, "", ""]).encode() + body
                     self.assertEqual(self.only(data).refusal, (403, message, None))
-        self.assertEqual(len(self.journal()["requests"]), 1)
+        self.assertEqual(len(self.request_log()["requests"]), 1)
 
     def test_the_names_of_loopback_with_our_port_are_answered(self) -> None:
         for name in ("127.0.0.1", "localhost", "[::1]"):
             host = f"{name}:{self.server.server_port}"
-            self.assertEqual(self.ask("GET", "/_mock/journal", Host=host).status, 200)
+            self.assertEqual(self.ask("GET", "/_mock/requests", Host=host).status, 200)
 
     def test_any_origin_is_answered_403_for_every_method(self) -> None:
         message = "requests with an Origin header are refused: this is no service for web pages"
@@ -785,8 +785,8 @@ class TestSafety(MockServerTestCase):
         for origin in ("https://evil.example", "null", "", ours):
             for method, path, data in (
                 ("POST", "/v1/embeddings", body),
-                ("GET", "/_mock/journal", None),
-                ("DELETE", "/_mock/journal", None),
+                ("GET", "/_mock/requests", None),
+                ("DELETE", "/_mock/requests", None),
             ):
                 with self.subTest(origin=origin, method=method):
                     answer = self.ask(
@@ -794,7 +794,7 @@ class TestSafety(MockServerTestCase):
                     )
                     self.assertEqual(answer.refusal, (403, message, None))
                     self.assertEqual(answer.headers["connection"], "close")
-        self.assertEqual(len(self.journal()["requests"]), 1)
+        self.assertEqual(len(self.request_log()["requests"]), 1)
 
     def test_every_reply_says_that_it_is_a_mock_and_none_lets_a_web_page_read_it(self) -> None:
         close = "Connection: close"
@@ -809,12 +809,12 @@ class TestSafety(MockServerTestCase):
             (self.posted("/v1/models", b"{}", close), 404),
             (self.head("POST /v1/embeddings"), 411),
             (self.head("OPTIONS /v1/embeddings", *preflight), 501),
-            (self.head("GET /_mock/journal", close), 200),
+            (self.head("GET /_mock/requests", close), 200),
             (self.head("GET /", close), 404),
-            (self.head("DELETE /_mock/journal", close), 200),
+            (self.head("DELETE /_mock/requests", close), 200),
             (b"nonsense\r\n\r\n", 400),
-            (b"GET /_mock/journal\r\n\r\n", 403),
-            (b"GET /_mock/journal HTTP/1.0\r\n\r\n", 403),
+            (b"GET /_mock/requests\r\n\r\n", 403),
+            (b"GET /_mock/requests HTTP/1.0\r\n\r\n", 403),
         ):
             with self.subTest(data=data[:60]):
                 answer = self.only(data)
@@ -828,7 +828,7 @@ class TestSafety(MockServerTestCase):
         self,
     ) -> None:
         message = "more than one of Content-Length and Transfer-Encoding"
-        behind = self.head("GET /_mock/journal")  # what an attacker hides behind the first request
+        behind = self.head("GET /_mock/requests")  # what an attacker hides behind the first request
         length, coding = "Content-Length: 2", "Transfer-Encoding: chunked"
         for lines in (
             [length, coding],
@@ -838,15 +838,15 @@ class TestSafety(MockServerTestCase):
             ["Content-Length: 0", f"Content-Length: {len(behind)}"],
             [coding, coding],
         ):
-            for line in ("POST /v1/embeddings", "GET /_mock/journal", "DELETE /_mock/journal"):
+            for line in ("POST /v1/embeddings", "GET /_mock/requests", "DELETE /_mock/requests"):
                 with self.subTest(lines=lines, line=line):
                     answer = self.only(self.head(line, *lines) + b"0\r\n\r\n" + behind)
                     self.assertEqual(answer.refusal, (400, message, None))
-        self.assertEqual(self.journal()["requests"], [])
+        self.assertEqual(self.request_log()["requests"], [])
 
     def test_a_length_that_is_no_number_is_answered_400_and_ends_the_connection(self) -> None:
         for value in ("two", "+2", "-2", "2.0", "1e1", "1_0", "0x2", "2, 2", "\xb2", ""):
-            for line in ("POST /v1/embeddings", "GET /_mock/journal"):
+            for line in ("POST /v1/embeddings", "GET /_mock/requests"):
                 with self.subTest(value=value, line=line):
                     answer = self.only(self.head(line, f"Content-Length: {value}") + b"{}")
                     expected = (400, "Content-Length is not a number", None)
@@ -873,12 +873,12 @@ class TestSafety(MockServerTestCase):
         answer = self.only(self.head("POST /v1/embeddings") + b"{}")
         self.assertEqual(answer.refusal, (411, "Content-Length is missing", None))
 
-    def test_half_a_body_is_answered_400_and_is_not_in_the_journal(self) -> None:
+    def test_half_a_body_is_answered_400_and_is_not_in_the_request_log(self) -> None:
         data = self.posted("/v1/embeddings", GOOD[EMBEDDINGS])
         answer = self.only(data[:-5], half=True)
         message = "the body is shorter than its Content-Length"
         self.assertEqual(answer.refusal, (400, message, None))
-        self.assertEqual(self.journal()["requests"], [])
+        self.assertEqual(self.request_log()["requests"], [])
 
     def test_half_a_head_is_answered_with_nothing_but_an_error(self) -> None:
         for data in (b"", b"\r\n", b"POST /v1/embeddings HTTP/1.1\r\nHost: 127", b"POST"):
@@ -914,13 +914,13 @@ class TestSafety(MockServerTestCase):
 
     def test_an_unknown_address_for_get_and_delete_is_answered_404(self) -> None:
         for method, paths in (
-            ("GET", ("/_mock", "/_mock/journal/", "/_mock/journal?a", "/run//_mock/journal")),
+            ("GET", ("/_mock", "/_mock/requests/", "/_mock/requests?a", "/run//_mock/requests")),
             ("DELETE", ("/_mock/report", "/_mock/scenarios", "/run/a/_mock/report")),
         ):
             for path in paths:
                 with self.subTest(method=method, path=path):
                     known = (
-                        "GET /_mock/scenarios, GET and DELETE /_mock/journal and GET "
+                        "GET /_mock/scenarios, GET and DELETE /_mock/requests and GET "
                         "/_mock/report, for the requests of a run with /run/ID before; or POST "
                         "below /v1"
                     )
@@ -929,11 +929,11 @@ class TestSafety(MockServerTestCase):
         for method in ("GET", "DELETE"):
             self.assertEqual(self.ask(method, "/").refusal, (404, UNKNOWN_PATH, None))
 
-    def test_another_method_for_an_endpoint_is_answered_405_and_is_in_the_journal(self) -> None:
+    def test_another_method_for_an_endpoint_is_answered_405_and_is_in_the_request_log(self) -> None:
         for method in ("GET", "DELETE", "PUT", "PATCH"):
             message = f"the method is {method}; this path is for POST"
             self.assertEqual(self.ask(method, "/v1/embeddings").refusal, (405, message, None))
-            entry = self.journal()["requests"][-1]
+            entry = self.request_log()["requests"][-1]
             self.assertEqual((entry["method"], entry["status"]), (method, 405))
             self.assertEqual((entry["refused"], entry["body"]), (message, ""))
 
@@ -943,17 +943,17 @@ class TestSafety(MockServerTestCase):
                 self.posted("/v1/rerank", GOOD[RERANK]),
                 self.posted("/v1/embeddings", GOOD[EMBEDDINGS]),
                 self.posted("/v1/embeddings", b"{"),
-                self.head("GET /_mock/journal", "Content-Length: 4") + b"body",
+                self.head("GET /_mock/requests", "Content-Length: 4") + b"body",
                 self.posted("/v1/chat/completions", GOOD[CHAT], "Connection: close"),
             )
         )
-        rerank, embeddings, bad, journal, chat = answers(self.raw(data))
+        rerank, embeddings, bad, log, chat = answers(self.raw(data))
         self.assertEqual(rerank.data, models.rerank(GOOD[RERANK]))
         self.assertEqual(embeddings.data, models.embeddings(GOOD[EMBEDDINGS]))
         self.assertEqual(bad.status, 400)
-        self.assertEqual(len(journal.data["requests"]), 3)
+        self.assertEqual(len(log.data["requests"]), 3)
         self.assertEqual(chat.data, models.chat(GOOD[CHAT]))
-        kept = [each.headers.get("connection") for each in (rerank, embeddings, bad, journal, chat)]
+        kept = [each.headers.get("connection") for each in (rerank, embeddings, bad, log, chat)]
         self.assertEqual(kept, [None, None, None, None, "close"])
 
     def test_a_connection_serves_request_after_request_also_after_a_refused_one(self) -> None:
@@ -1007,7 +1007,7 @@ class TestSafety(MockServerTestCase):
             MockServer(self.server.server_port)
         self.assertFalse(MockServer.allow_reuse_port)
 
-    def test_200_clients_at_the_same_time_are_all_answered_and_in_the_journal(self) -> None:
+    def test_200_clients_at_the_same_time_are_all_answered_and_in_the_request_log(self) -> None:
         together = threading.Barrier(200)
 
         def ask(number: int) -> int:
@@ -1017,7 +1017,7 @@ class TestSafety(MockServerTestCase):
 
         with ThreadPoolExecutor(200) as pool:
             self.assertEqual([*pool.map(ask, range(200))], [200] * 200)
-        requests = self.ask("GET", "/run/many/_mock/journal").data["requests"]
+        requests = self.ask("GET", "/run/many/_mock/requests").data["requests"]
         texts = {entry["body"]["input"][0] for entry in requests}
         self.assertEqual(texts, {f"text {number}" for number in range(200)})
 
@@ -1029,7 +1029,7 @@ class TestSafety(MockServerTestCase):
                     connection.sendall(data)
         self.assertEqual(self.post("/v1/rerank", GOOD[RERANK]).status, 200)
         self.assertEqual([line for line in self.lines if "internal error" in line], [])
-        bodies = [entry["body"] for entry in self.journal()["requests"]]
+        bodies = [entry["body"] for entry in self.request_log()["requests"]]
         self.assertIn(GOOD[RERANK], bodies)
         self.assertTrue(all(body in (GOOD[RERANK], GOOD[EMBEDDINGS]) for body in bodies))
 
@@ -1072,10 +1072,10 @@ class TestChunks(MockServerTestCase):
                 one, other = answers(self.raw(self.chunked(encoded) + again))
                 self.assertEqual((one.status, one.data), (200, models.rerank(GOOD[RERANK])))
                 self.assertEqual(other.data, models.embeddings(GOOD[EMBEDDINGS]))
-                self.assertEqual(self.server.journal.entries[-2].body, GOOD[RERANK])
+                self.assertEqual(self.server.request_log.entries[-2].body, GOOD[RERANK])
 
     def test_a_line_behind_the_chunks_that_is_too_long_is_answered_400(self) -> None:
-        hidden = b"X" * 1024 + b"\r\n" + self.head("DELETE /_mock/journal")
+        hidden = b"X" * 1024 + b"\r\n" + self.head("DELETE /_mock/requests")
         chunks = chunked(b"{}").removesuffix(b"\r\n") + hidden
         head = self.head("POST /v1/embeddings", "Transfer-Encoding: chunked")
         message = "a line behind the chunks is too long, or cut off"
@@ -1110,7 +1110,7 @@ class TestChunks(MockServerTestCase):
             with self.subTest(encoded=encoded[:40]):
                 answer = self.only(self.chunked(encoded), half=True)
                 self.assertEqual(answer.refusal, (400, message, None))
-        self.assertEqual(self.journal()["requests"], [])
+        self.assertEqual(self.request_log()["requests"], [])
 
     def test_chunks_that_are_too_large_together_are_answered_413(self) -> None:
         expected = (413, "the body is larger than 100 bytes", None)
@@ -1127,9 +1127,9 @@ class TestChunks(MockServerTestCase):
             self.assertEqual(answer.refusal, (501, message, None))
 
 
-class TestJournal(MockServerTestCase):
+class TestRequestLog(MockServerTestCase):
     def test_requests_are_kept_in_the_order_in_which_they_came(self) -> None:
-        self.assertEqual(self.journal(), {"requests": [], "dropped": 0})
+        self.assertEqual(self.request_log(), {"requests": [], "dropped": 0})
         embeddings, rerank = json.dumps(GOOD[EMBEDDINGS]), json.dumps(GOOD[RERANK])
         self.post("/v1/embeddings", embeddings.encode())
         self.post("/scenario/http-404-rerank/v1/rerank", rerank.encode())
@@ -1190,8 +1190,8 @@ class TestJournal(MockServerTestCase):
                 "refused": UNKNOWN_PATH,
             },
         ]
-        self.assertEqual(self.journal(), {"requests": expected, "dropped": 0})
-        self.assertEqual([entry.shown() for entry in self.server.journal.entries], expected)
+        self.assertEqual(self.request_log(), {"requests": expected, "dropped": 0})
+        self.assertEqual([entry.shown() for entry in self.server.request_log.entries], expected)
 
     def test_a_key_inside_a_body_is_blotted_out_and_noted(self) -> None:
         for body, kept in (
@@ -1201,9 +1201,9 @@ class TestJournal(MockServerTestCase):
         ):
             with self.subTest(body=body):
                 self.post("/v1/embeddings", body.encode())
-                entry = self.journal()["requests"][-1]
+                entry = self.request_log()["requests"][-1]
                 self.assertEqual((entry["body"], entry["key_in_body"]), (kept, True))
-        self.assertNotIn(KEY.encode(), self.ask("GET", "/_mock/journal").body)
+        self.assertNotIn(KEY.encode(), self.ask("GET", "/_mock/requests").body)
 
     def test_a_key_inside_the_address_is_blotted_out(self) -> None:
         for path, kept in (
@@ -1211,8 +1211,8 @@ class TestJournal(MockServerTestCase):
             (f"/scenario/{KEY}/v1/rerank", "/scenario/[key]/v1/rerank"),
         ):
             self.post(path, b"{}")
-            self.assertEqual(self.journal()["requests"][-1]["path"], kept)
-        self.assertEqual(self.journal()["requests"][-1]["scenario"], "[key]")
+            self.assertEqual(self.request_log()["requests"][-1]["path"], kept)
+        self.assertEqual(self.request_log()["requests"][-1]["scenario"], "[key]")
         self.assertNotIn(KEY, "".join(self.lines))
 
     def test_a_server_may_have_a_key_of_its_own(self) -> None:
@@ -1223,7 +1223,7 @@ class TestJournal(MockServerTestCase):
         for key, status in (("another-key", 200), (KEY, 401)):
             self.assertEqual(self.post("/v1/rerank", GOOD[RERANK], key).status, status)
         self.post("/v1/another-key", b"another-key")
-        entry = self.journal()["requests"][-1]
+        entry = self.request_log()["requests"][-1]
         self.assertEqual((entry["path"], entry["body"]), ("/v1/[key]", "[key]"))
 
     def test_a_body_that_is_no_json_is_kept_as_printable_text(self) -> None:
@@ -1237,78 +1237,78 @@ class TestJournal(MockServerTestCase):
         ):
             with self.subTest(body=body[:20]):
                 self.post("/v1/embeddings", body)
-                entry = self.journal()["requests"][-1]
+                entry = self.request_log()["requests"][-1]
                 self.assertEqual((entry["body"], entry["status"]), (kept, 400))
 
-    def test_a_body_of_any_depth_leaves_the_journal_readable(self) -> None:
+    def test_a_body_of_any_depth_leaves_the_request_log_readable(self) -> None:
         for depth in (*range(880, 1010, 2), *range(1020, 20_000, 600)):
             self.post("/v1/embeddings", b"[" * depth + b"]" * depth)
-            self.assertEqual(self.ask("GET", "/_mock/journal").status, 200, depth)
-            self.ask("DELETE", "/_mock/journal")
+            self.assertEqual(self.ask("GET", "/_mock/requests").status, 200, depth)
+            self.ask("DELETE", "/_mock/requests")
 
     def test_delete_empties_it(self) -> None:
-        with mock.patch("mock_server.journal.MAX_ENTRIES", 1):
+        with mock.patch("mock_server.request_log.MAX_ENTRIES", 1):
             self.post("/v1/rerank", GOOD[RERANK])
             self.post("/v1/rerank", GOOD[RERANK])
-        self.assertEqual(self.journal()["dropped"], 1)
-        answer = self.ask("DELETE", "/_mock/journal")
+        self.assertEqual(self.request_log()["dropped"], 1)
+        answer = self.ask("DELETE", "/_mock/requests")
         self.assertEqual((answer.status, answer.data), (200, {"requests": [], "dropped": 0}))
-        self.assertEqual(self.journal(), {"requests": [], "dropped": 0})
+        self.assertEqual(self.request_log(), {"requests": [], "dropped": 0})
 
     def test_the_oldest_are_dropped_and_counted_where_there_are_too_many(self) -> None:
-        with mock.patch("mock_server.journal.MAX_ENTRIES", 3):
+        with mock.patch("mock_server.request_log.MAX_ENTRIES", 3):
             for number in range(5):
                 self.post("/v1/embeddings", {"number": number})
-        journal = self.journal()
-        kept = [entry["body"]["number"] for entry in journal["requests"]]
-        self.assertEqual((kept, journal["dropped"]), ([2, 3, 4], 2))
+        log = self.request_log()
+        kept = [entry["body"]["number"] for entry in log["requests"]]
+        self.assertEqual((kept, log["dropped"]), ([2, 3, 4], 2))
 
     def test_the_oldest_are_dropped_and_counted_where_they_are_too_large(self) -> None:
-        with mock.patch("mock_server.journal.MAX_BYTES", 100):
+        with mock.patch("mock_server.request_log.MAX_BYTES", 100):
             for size in (40, 41, 30, 29, 100, 1):
                 self.post("/v1/embeddings", b"x" * size)
-                kept = [entry["size"] for entry in self.journal()["requests"]]
+                kept = [entry["size"] for entry in self.request_log()["requests"]]
                 self.assertEqual(kept, {30: [41, 30], 29: [41, 30, 29]}.get(size, kept), size)
                 self.assertLessEqual(sum(kept), 100)
-        self.assertEqual((kept, self.journal()["dropped"]), ([1], 5))
+        self.assertEqual((kept, self.request_log()["dropped"]), ([1], 5))
 
-    def test_what_could_not_be_read_and_the_journal_itself_are_not_in_it(self) -> None:
+    def test_what_could_not_be_read_and_the_request_log_itself_are_not_in_it(self) -> None:
         self.only(self.head("POST /v1/rerank"))
         self.only(self.head("BREW /v1/rerank"))
         self.ask("GET", "/_mock/scenarios")
         self.ask("GET", "/_mock/none")
-        self.assertEqual(self.journal(), {"requests": [], "dropped": 0})
+        self.assertEqual(self.request_log(), {"requests": [], "dropped": 0})
 
-    def test_a_run_has_a_journal_of_its_own(self) -> None:
+    def test_a_run_has_a_request_log_of_its_own(self) -> None:
         for run, number in (("", 1), ("a", 2), ("b-_9", 3), ("a", 4)):
             self.post(f"{f'/run/{run}' if run else ''}/v1/embeddings", {"number": number})
 
         def numbers(run: str) -> list[int]:
-            journal = self.ask("GET", f"{run}/_mock/journal").data
-            return [entry["body"]["number"] for entry in journal["requests"]]
+            log = self.ask("GET", f"{run}/_mock/requests").data
+            return [entry["body"]["number"] for entry in log["requests"]]
 
         self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[1], [2, 4], [3]])
-        answer = self.ask("DELETE", "/run/a/_mock/journal")
+        answer = self.ask("DELETE", "/run/a/_mock/requests")
         self.assertEqual(answer.data, {"requests": [], "dropped": 0})
         self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[1], [], [3]])
-        self.ask("DELETE", "/_mock/journal")
+        self.ask("DELETE", "/_mock/requests")
         self.assertEqual([numbers(run) for run in ("", "/run/a", "/run/b-_9")], [[], [], [3]])
 
     def test_what_was_dropped_is_counted_for_its_run(self) -> None:
-        with mock.patch("mock_server.journal.MAX_ENTRIES", 2):
+        with mock.patch("mock_server.request_log.MAX_ENTRIES", 2):
             for run in ("a", "a", "b", "b"):
                 self.post(f"/run/{run}/v1/embeddings", {})
-        dropped = [self.ask("GET", f"/run/{run}/_mock/journal").data["dropped"] for run in "ab"]
+        dropped = [self.ask("GET", f"/run/{run}/_mock/requests").data["dropped"] for run in "ab"]
         self.assertEqual(dropped, [2, 0])
-        self.assertEqual(self.ask("DELETE", "/run/a/_mock/journal").data["dropped"], 0)
+        self.assertEqual(self.ask("DELETE", "/run/a/_mock/requests").data["dropped"], 0)
 
-    def test_the_bytes_of_an_emptied_journal_count_no_more(self) -> None:
-        with mock.patch("mock_server.journal.MAX_BYTES", 100):
+    def test_the_bytes_of_an_emptied_request_log_count_no_more(self) -> None:
+        with mock.patch("mock_server.request_log.MAX_BYTES", 100):
             for run in ("a", "b"):
                 self.post(f"/run/{run}/v1/embeddings", b"x" * 50)
-            self.ask("DELETE", "/run/a/_mock/journal")
+            self.ask("DELETE", "/run/a/_mock/requests")
             self.post("/run/b/v1/embeddings", b"y" * 50)
-        self.assertEqual(len(self.ask("GET", "/run/b/_mock/journal").data["requests"]), 2)
+        self.assertEqual(len(self.ask("GET", "/run/b/_mock/requests").data["requests"]), 2)
 
     def test_a_line_is_told_for_every_request_before_its_reply(self) -> None:
         for path, request, line in (

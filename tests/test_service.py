@@ -122,7 +122,7 @@ class TestMessages(RagTestCase):
         server = self.serve(Scenario("own", "own", "a cookie", ANSWERS, EMBEDDINGS, change))
         result = run_rag(environ=server.environment("own"))
         self.assertEqual((result.status, result.stderr), (0, ""))
-        self.assertNotIn("cookie", server.journal.entries[1].headers)
+        self.assertNotIn("cookie", server.request_log.entries[1].headers)
 
     def test_no_piece_of_a_key_is_shown_wherever_a_text_is_cut(self) -> None:
         padding = " " * (2000 - len(KEY) + 1)
@@ -303,7 +303,7 @@ class TestEnvironment(RagTestCase):
         }
         result = run_rag(environ={**server.environment(), **foreign})
         self.assertEqual((result.status, result.stderr), (0, ""))
-        for entry in server.journal.entries:
+        for entry in server.request_log.entries:
             self.assertEqual(entry.authorization, "right")
             for name in ("x-foreign", "openai-organization", "openai-project"):
                 self.assertNotIn(name, entry.headers)
@@ -320,7 +320,7 @@ class TestEnvironment(RagTestCase):
             environ = {**server.environment("http-503"), "API_RETRIES": retries}
             with mock.patch("time.sleep"):
                 self.assertEqual(run_rag(environ=environ).status, 1)
-            self.assertEqual(len(server.journal.entries), requests)
+            self.assertEqual(len(server.request_log.entries), requests)
 
 
 class TestThreeServers(RagTestCase):
@@ -341,7 +341,8 @@ class TestThreeServers(RagTestCase):
             (chat, "/chat/completions"),
         ):
             self.assertEqual(paths(server), [path])
-            self.assertEqual([entry.authorization for entry in server.journal.entries], ["right"])
+            sent = [entry.authorization for entry in server.request_log.entries]
+            self.assertEqual(sent, ["right"])
         # A record that is no source is in no request to the chat server.
         self.assertIn("atlas of canals", json.dumps(bodies(embeddings, "/embeddings")))
         self.assertNotIn("atlas of canals", json.dumps(bodies(chat, "/chat/completions")))

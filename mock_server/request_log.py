@@ -1,4 +1,4 @@
-"""The journal: what was asked of the server, by which tests and verdicts tell what a client did."""
+"""The request log: the requests that the server received."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ ADDRESS = re.compile(RUN + r"(?:/scenario/(?P<scenario>[^/]+))?/v1(?P<path>/.+)"
 
 @dataclass
 class Entry:
-    """A request in the journal: of its headers the names, of its body plain data, or text if it was
-    no JSON. Keys are in neither. `refused` is why the mock itself answered with an error."""
+    """A request: of its headers the names, of its body plain data, or text if it was no JSON.
+
+    Keys are in neither. `refused` is why the mock itself answered with an error.
+    """
 
     method: str
     path: str
@@ -42,7 +44,7 @@ class Entry:
 
 
 @dataclass
-class Journal:
+class RequestLog:
     """The newest requests of all runs in the order in which they arrived.
 
     `dropped` counts the older ones, by their run. Requests without a run have the run "".

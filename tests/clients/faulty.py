@@ -1,8 +1,8 @@
 """Faults put into a client that keeps the contract, one at a time, and the findings that name them.
 
-`python -m tests.mutants` runs every fault in every scenario: each must be found where this table
-says so. The tests run each fault in those scenarios only. `python -m tests.mutants NAME` is the
-client with that fault, as a command.
+`python -m tests.clients.faulty` runs every fault in every scenario: each must be found where this
+table says so. The tests run each fault in those scenarios only. `python -m tests.clients.faulty
+NAME` is the client with that fault, as a command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mock_server.check import Client, check
 from mock_server.scenarios import TABLE
 from mock_server.verdict import Ended
 
-CLIENT = Path(__file__).with_name("client.py")
+CLIENT = Path(__file__).with_name("standard_library.py")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mutant:
         source = CLIENT.read_text("utf-8")
         for old, new in self.edits:
             if source.count(old) != 1:
-                raise ValueError(f"{self.name}: {source.count(old)} times in client.py: {old}")
+                raise ValueError(f"{self.name}: {source.count(old)} times in the client: {old}")
             source = source.replace(old, new)
         return source
 
@@ -203,7 +203,7 @@ MUTANTS = (
         'need(index < size, "index: too large")',
         "index = min(index, size - 1)",
         rerank_index_too_large="went-on",
-        rerank_document_invented="went-on",
+        rerank_document_not_sent="went-on",
     ),
     mutant(
         "a failed reranker is swallowed",

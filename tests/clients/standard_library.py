@@ -232,10 +232,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def read_records() -> list[Record]:
-    folder = Path(__file__).resolve().parent
-    parent_path = folder.parent / "knowledge.json"
     try:
-        data = (parent_path if parent_path.exists() else folder / "knowledge.json").read_bytes()
+        data = (Path(__file__).resolve().parents[2] / "knowledge.json").read_bytes()
     except OSError:
         raise Refusal("knowledge.json cannot be read") from None
     records: list[Record] = []

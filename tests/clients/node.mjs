@@ -1,5 +1,5 @@
 // A client in another language, written from the contract in README.md alone, which it keeps: Node 20, no package.
-import { existsSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 
 const DEFAULT_QUESTION = 'When is the library open on Saturday?';
 const BATCH = 10; // inputs in one embedding request
@@ -87,8 +87,7 @@ function readSettings(env) {
 }
 
 function readRecords() {
-  const paths = ['../knowledge.json', 'knowledge.json'].map((path) => new URL(path, import.meta.url));
-  const records = readJson(decode(readFileSync(paths.find((path) => existsSync(path)) ?? paths[1])));
+  const records = readJson(decode(readFileSync(new URL('../../knowledge.json', import.meta.url))));
   need(Array.isArray(records) && records.length > 0, 'no list of records');
   const isRecord = ({ id, title, text }) => isText(id) && isText(text) && (isAbsent(title) || isText(title));
   need(records.every((record) => isObject(record) && isRecord(record)), 'a record without id or text');

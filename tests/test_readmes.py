@@ -110,7 +110,7 @@ class TestText(RagTestCase):
         path = self.file("my.json", sample)
         result = run_rag("What does entry cost?", "--knowledge", path, environ=server.environment())
         self.assertEqual(result.document["answer"], "Entry is free.")
-        sent = [entry.body for entry in server.journal.entries]
+        sent = [entry.body for entry in server.request_log.entries]
         user = json.loads(sent[2]["messages"][1]["content"])
         lines = "".join(blocks("json request")).splitlines()
         self.assertEqual([json.loads(line) for line in lines], [sent[0], sent[1], user])
