@@ -1,4 +1,4 @@
-"""What a request must be: the checks of a strict OpenAI-compatible service, as pure functions."""
+"""The rules for requests: pure functions that check them as a strict service does."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ MAX_INPUTS = 2048
 
 
 class Refused(Exception):
-    """A request that is answered with an error: HTTP status, message, and the field at fault."""
+    """A request that is answered with this HTTP status and message; `param` is the wrong field."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
 
 
-def error_body(message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI words it."""
+def error_body(message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an error, in the form that OpenAI uses."""
     return {
-        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     }
 
 
 def parse(data: bytes) -> Any:
-    """The request body as plain data. Raises Refused."""
+    """Parse a request body. Raise Refused if it is not JSON in UTF-8."""
     try:
         return models.plain_data(data.decode("utf-8"))
     except ValueError:
@@ -34,9 +34,10 @@ def parse(data: bytes) -> Any:
 
 
 def check(path: str, request: Any, suffix: str = "") -> None:
-    """Nothing for a request that is good. Raises Refused with the first field at fault.
+    """Raise Refused, with the first wrong field, unless the request is good.
 
-    `suffix` stands behind the name of each model."""
+    `suffix` is appended to the name of each model.
+    """
     if not isinstance(request, dict):
         raise Refused(400, "the body is not a JSON object")
     model, required, optional, check_fields = ENDPOINTS[path]
@@ -69,14 +70,14 @@ def check_embeddings(request: Mapping[str, Any]) -> None:
 
 
 def check_rerank(request: Mapping[str, Any]) -> None:
-    query, documents = request["query"], request["documents"]
+    query, documents = models.query_of(request), models.documents_of(request)
     if not isinstance(query, str) or not query.strip():
         raise Refused(400, "'query' must be a string that is not empty", "query")
     if not isinstance(documents, list) or not documents:
         raise Refused(400, "'documents' must be a list that is not empty", "documents")
     if not all(isinstance(text, str) and text.strip() for text in documents):
         raise Refused(400, "'documents' must hold strings that are not empty", "documents")
-    top_n = request.get("top_n", 1)
+    top_n = models.top_n_of(request)
     if type(top_n) is not int or not 1 <= top_n <= len(documents):
         raise Refused(400, f"'top_n' must be a whole number from 1 to {len(documents)}", "top_n")
     if type(request.get("return_documents", False)) is not bool:
@@ -97,20 +98,20 @@ def check_chat(request: Mapping[str, Any]) -> None:
             raise Refused(400, f"'{name}.role' is unknown", f"{name}.role")
         if not isinstance(message["content"], str):
             raise Refused(400, f"'{name}.content' must be a string", f"{name}.content")
-    fault = fault_of_question(models.question_and_sources(messages))
+    fault = fault_of_question(models.asked_of(request))
     if fault:
         form = 'the JSON of {"question", "sources": [{"id", "title"?, "text"}]}, all strings'
         raise Refused(400, f"the last user message must be {form}: {fault}", "messages")
     for name, served in (("n", 1), ("stream", False)):
         value = request.get(name, served)
-        if type(value) is not type(served) or value != served:  # True == 1
+        if type(value) is not type(served) or value != served:  # in Python True == 1
             raise Refused(400, f"'{name}' is not served: one whole answer a request", name)
     if not isinstance(request.get("response_format", {}), dict):
         raise Refused(400, "'response_format' must be an object", "response_format")
 
 
 def fault_of_question(asked: Any) -> str:
-    """Where the message differs from what the mock's chat reads; "" if it does not."""
+    """The first difference from {"question", "sources"}; "" if there is none."""
     if asked is None:
         return "no user message is a JSON object with these two keys"
     for name in asked:
@@ -125,6 +126,7 @@ def fault_of_question(asked: Any) -> str:
 
 
 def fault_of_source(source: Any) -> str:
+    """The first difference from {"id", "title"?, "text"}; "" if there is none."""
     if not isinstance(source, dict):
         return "not an object"
     for name in ("id", "text"):

@@ -15,9 +15,11 @@ ADDRESS = re.compile(RUN + r"(?:/scenario/(?P<scenario>[^/]+))?/v1(?P<path>/.+)"
 
 @dataclass
 class Entry:
-    """A request: of its headers the names, of its body plain data, or text if it was no JSON.
+    """A request. The API key is in none of its fields.
 
-    Keys are in neither. `refused` is why the mock itself answered with an error.
+    `headers` are the names of its headers; `body` is plain data, or text if it was not JSON.
+    `refused` is the reason why the mock answered with an error, where that is not the scenario's
+    error. `status` is 0 until the reply is ready.
     """
 
     method: str
@@ -39,15 +41,21 @@ class Entry:
         address = ADDRESS.fullmatch(self.path)
         return address["path"] if address else self.path
 
+    @property
+    def address(self) -> str:
+        """The path without the id of the run."""
+        return self.path.removeprefix(f"/run/{self.run}") if self.run else self.path
+
     def shown(self) -> dict[str, Any]:
+        """The request as JSON data."""
         return {name: value for name, value in vars(self).items() if name != "run"}
 
 
 @dataclass
 class RequestLog:
-    """The newest requests of all runs in the order in which they arrived.
+    """The newest requests of all runs, in the order in which they arrived.
 
-    `dropped` counts the older ones, by their run. Requests without a run have the run "".
+    `dropped` counts the older ones of each run. A request without a run has the run "".
     """
 
     entries: deque[Entry] = field(default_factory=deque)
@@ -56,6 +64,7 @@ class RequestLog:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, entry: Entry) -> None:
+        """Append a request, and drop the oldest ones if there are too many."""
         with self.lock:
             self.entries.append(entry)
             self.size += entry.size
@@ -70,11 +79,13 @@ class RequestLog:
             return [entry for entry in self.entries if entry.run == run], self.dropped[run]
 
     def clear(self, run: str) -> None:
+        """Remove the requests of a run."""
         with self.lock:
             self.entries = deque(entry for entry in self.entries if entry.run != run)
             self.size = sum(entry.size for entry in self.entries)
             del self.dropped[run]
 
     def shown(self, run: str) -> dict[str, Any]:
+        """The requests of a run as JSON data."""
         entries, dropped = self.of(run)
         return {"requests": [entry.shown() for entry in entries], "dropped": dropped}

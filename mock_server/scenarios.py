@@ -1,7 +1,7 @@
-"""The table of scenarios: what each serves, and what a correct client does.
+"""The table of scenarios: what each one serves, and what a correct client does.
 
-The listing, the server and the tests are made from this table: what is not in it cannot be served.
-A scenario changes the reply of one endpoint; every other request gets the faithful reply.
+The server, the listing and the tests use this one table. A scenario changes the replies of one
+endpoint; the other endpoints reply as in the scenario `plain`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mock_server.models import inputs_of, question_and_sources, wants_quotes
+from mock_server.models import documents_of, inputs_of, sources_of, wants_base64, wants_quotes
 
 EMBEDDINGS, RERANK, CHAT = "/embeddings", "/rerank", "/chat/completions"
 ORDER = (EMBEDDINGS, RERANK, CHAT)
 STAGES = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}
 ANSWERS, ABSTAINS, REFUSES = "answers", "abstains", "refuses"
 EITHER, MAY_ABSTAIN = "answers or refuses", "answers or abstains"
+JSON_LIBRARY = "json-library"  # the group of what a JSON library decides, not the client
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP reply: a JSON value, or bytes as they are.
+    """An HTTP reply. `body` is a JSON value, or bytes that are sent as they are.
 
-    `missing_bytes` are announced but not sent; `ending` may put a hang-up or silence in its place.
+    Content-Length is too large by `missing_bytes`. `ending` is "whole", or, if no reply is sent,
+    "hang-up" (the connection is closed) or "silence" (it stays open).
     """
 
     status: int = 200
@@ -41,6 +43,7 @@ class Reply:
     ending: str = "whole"
 
     def data(self) -> bytes:
+        """The body as bytes."""
         return (
             self.body
             if isinstance(self.body, bytes)
@@ -48,7 +51,7 @@ class Reply:
         )
 
 
-# From the good body and the request to what is served instead: a JSON value, or a whole Reply.
+# From the good body and the request to what is served instead: a JSON value or a Reply.
 Change = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -58,11 +61,12 @@ def unchanged(good: Any, request: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table. `settings` are variables of rag.py that its run needs.
+    """A row of the table. `settings` are further variables that `check` sets for the client.
 
-    A client meets the scenario if a reply differs from the plain one; if its request `asks` for
-    that; and, where the fault is a difference between two replies (`beside`), if another does not
-    differ. `told_from` is the wrong way of ranking that must lead to other sources.
+    A client meets the scenario if it gets a changed reply. Three fields narrow this down. `asks`:
+    only a reply to such a request counts. `beside`: the client must also get an unchanged reply,
+    because the fault is the difference between the two. `told_from`: this wrong way of ranking
+    must lead to other sources than the right way.
     """
 
     name: str
@@ -78,7 +82,7 @@ class Scenario:
     told_from: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """The row as data for other test suites."""
+        """The row as JSON data, for other test suites."""
         return {
             "name": self.name,
             "group": self.group,
@@ -91,21 +95,22 @@ class Scenario:
 
     @property
     def stage(self) -> str:
-        """Where the reply that is not plain comes."""
+        """The stage whose reply is changed."""
         return STAGES[self.path]
 
     @property
     def does(self) -> str:
-        """What a correct client does, in words."""
+        """What a correct client does, as the listing shows it."""
         return f"{self.expected} at {self.stage}" if REFUSES in self.expected else self.expected
 
     @property
     def requests(self) -> list[str]:
-        """The endpoints that a correct client asks: none after the stage that ends its run."""
+        """The endpoints to which a correct client sends requests."""
         last = CHAT if ANSWERS in self.expected else self.path
         return [path for path in ORDER[: ORDER.index(last) + 1] if self.rerank or path != RERANK]
 
     def reply(self, path: str, good: Any, request: Mapping[str, Any]) -> Reply:
+        """The reply to a request to `path`, for which `good` is the body of the plain reply."""
         served = self.change(good, request) if path == self.path else good
         return served if isinstance(served, Reply) else Reply(200, served)
 
@@ -116,16 +121,17 @@ ABSENT = object()
 
 
 def changed(value: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with these fields; one that is ABSENT is left out."""
+    """The object with these fields set, or removed where the value is ABSENT."""
     return {name: item for name, item in {**value, **fields}.items() if item is not ABSENT}
 
 
 def top(**fields: Any) -> Change:
+    """Change fields of the body itself."""
     return lambda good, request: changed(good, fields)
 
 
 def raw(edit: Callable[[str], str | bytes]) -> Change:
-    """Changes the JSON text itself, for what no JSON value can say."""
+    """Change the JSON text, for bodies that no Python value stands for."""
 
     def change(good: Any, request: Mapping[str, Any]) -> Reply:
         text = edit(json.dumps(good, ensure_ascii=False))
@@ -141,7 +147,7 @@ def rows_in(good: Mapping[str, Any]) -> str:
 
 
 def rows(edit: Callable[[list[Any]], Any]) -> Change:
-    """Changes the list of vectors, or of rerank results."""
+    """Change the list of embedding rows or of rerank rows."""
     return lambda good, request: {**good, rows_in(good): edit([*good[rows_in(good)]])}
 
 
@@ -154,7 +160,7 @@ def last_index(edit: Callable[[int], Any]) -> Change:
 
 
 def true_for_1(items: list[Any]) -> list[Any]:
-    """Rows in which true stands for the index 1, or else for that of the last row."""
+    """The rows with true in place of the index 1, or of the last row's index."""
     place = next((i for i, row in enumerate(items) if row["index"] == 1), -1)
     items[place] = {**items[place], "index": True}
     return items
@@ -165,7 +171,7 @@ def every_row(edit: Callable[[dict[str, Any]], Any]) -> Change:
 
 
 def last_vector(edit: Callable[[list[float]], Any]) -> Change:
-    """Changes the numbers of a vector, also for a client that asks for base64."""
+    """Change the numbers of the last vector; they are sent as numbers also if base64 is wanted."""
 
     def changed_row(row: Mapping[str, Any]) -> dict[str, Any]:
         return {**row, "embedding": edit(as_numbers(row)["embedding"])}
@@ -174,7 +180,7 @@ def last_vector(edit: Callable[[list[float]], Any]) -> Change:
 
 
 def last_number(text: str) -> Change:
-    """Writes `text` in the place of one number of a vector, or of a score."""
+    """Write `text` in place of one number of a vector, or in place of a score."""
     mark = "the number goes here"
 
     def change(good: Any, request: Mapping[str, Any]) -> Any:
@@ -199,19 +205,19 @@ def message(**fields: Any) -> Change:
 
 
 def text(edit: Callable[[str], Any]) -> Change:
-    """Changes the text of the chat model."""
+    """Change the text that the chat model wrote."""
     return lambda good, request: message(content=edit(good["choices"][0]["message"]["content"]))(
         good, request
     )
 
 
 def says(**fields: Any) -> Change:
-    """Changes keys of the JSON object that the chat model writes."""
+    """Change keys of the JSON object that the chat model wrote."""
     return text(lambda content: json.dumps(changed(json.loads(content), fields)))
 
 
 def ids(edit: Callable[[list[str]], Any]) -> Change:
-    """Changes the ids that the chat model cites; where it abstains, there is one to change."""
+    """Change the ids that the chat model cited. After an abstention there is one id to change."""
 
     def change(content: str) -> str:
         said = json.loads(content)
@@ -251,7 +257,7 @@ def at_most_10(good: Any, request: Mapping[str, Any]) -> Any:
 
 
 def scaled(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers in all vectors, whose norms differ as if at random: by 1 to 97 times."""
+    """Vectors of whole numbers. Their norms are 1,000 to 97,000, chosen by a checksum."""
     inputs = inputs_of(request)
     data = []
     for row in good["data"]:
@@ -261,14 +267,11 @@ def scaled(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any
     return {**good, "data": data}
 
 
-def sources_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sources of a chat request, as the client sent them."""
-    asked = question_and_sources(request["messages"]) or {"sources": []}
-    return list(asked["sources"])
-
-
 def unless_sent(change: Change) -> Change:
-    """The change, unless each id that is cited then was sent: ids may be anything."""
+    """The change, or the good reply if all ids that are cited after the change were sent.
+
+    A client may use any ids, so that a changed id may be the id of another source.
+    """
 
     def change_unless(good: Any, request: Mapping[str, Any]) -> Any:
         sent = [source["id"] for source in sources_of(request)]
@@ -282,18 +285,21 @@ def unless_sent(change: Change) -> Change:
 
 
 def cites(edit: Callable[[list[str]], Any]) -> Change:
-    """Changes the ids to ones that were not sent."""
+    """Change the cited ids, so that at least one of them was not sent."""
     return unless_sent(ids(edit))
 
 
 def if_several(change: Change) -> Change:
-    """The change in replies of more than one row: with one there is nothing to differ from."""
+    """The change, for replies with more than one row."""
     return lambda good, request: change(good, request) if len(good["data"]) > 1 else good
 
 
 def beyond(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An index that is too large by the number of inputs or documents, so that a modulus fits."""
-    count = len(inputs_of(request)) if "data" in good else len(request["documents"])
+    """An index that is too large by the number of inputs or documents.
+
+    A client that takes it modulo that number reads the right index.
+    """
+    count = len(inputs_of(request)) if "data" in good else len(documents_of(request))
     return last_index(lambda index: index + count)(good, request)
 
 
@@ -302,7 +308,7 @@ def is_question(text: str) -> bool:
 
 
 def without_question(change: Change) -> Change:
-    """The change for requests in which no input is a question: for the later batches."""
+    """The change, for requests in which no input is a question: the later batches."""
 
     def changed_later(good: Any, request: Mapping[str, Any]) -> Any:
         return good if any(map(is_question, inputs_of(request))) else change(good, request)
@@ -311,13 +317,13 @@ def without_question(change: Change) -> Change:
 
 
 def shorter(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without the last number of its vector, which is not left with zeros only."""
+    """The row without the last number of its vector, which does not become all zeros."""
     vector = as_numbers(row)["embedding"][:-1]
     return {**row, "embedding": vector if any(vector) else [1.0, *vector[1:]]}
 
 
 def highest_shorter(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """A number less in the vector of the last input."""
+    """The rows with one number less in the vector of the last input."""
     last = len(good["data"]) - 1
     return {
         **good,
@@ -326,13 +332,13 @@ def highest_shorter(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict
 
 
 def other_index_absent(items: list[Any]) -> list[Any]:
-    """No index in one row, which is not the one with the index 0."""
+    """The rows without an index in one row, which is not the one with the index 0."""
     place = next((i for i, row in enumerate(items) if row["index"]), 0)
     return [changed(row, {"index": ABSENT}) if i == place else row for i, row in enumerate(items)]
 
 
 def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Vectors in a plane: texts that end with a question mark on one axis, others on the other."""
+    """Vectors of two numbers: [1, 0] for texts that end with a question mark, else [0, 1]."""
     inputs = inputs_of(request)
     data = []
     for row in good["data"]:
@@ -342,7 +348,7 @@ def at_right_angles(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict
 
 
 def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with numbers, if its vector is base64."""
+    """The row with its vector as a list of numbers, also if it was base64."""
     vector = row["embedding"]
     if isinstance(vector, str):
         data = base64.b64decode(vector)
@@ -351,28 +357,28 @@ def as_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_rest(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Before the best rows, of which the best is the last, one for each other document."""
+    """A row for each document, with the best row last."""
     best = [row["index"] for row in good["results"]]
-    rest = [index for index in range(len(request["documents"])) if index not in best]
+    rest = [index for index in range(len(documents_of(request))) if index not in best]
     others = [{"index": index, "relevance_score": -1.0} for index in rest]
     return {**good, "results": [*others, *good["results"][::-1]]}
 
 
 def in_parts(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """The content as a list of parts, as multimodal models send it."""
+    """The content as a list of parts, the form of multimodal messages."""
     content = good["choices"][0]["message"]["content"]
     return message(content=[{"type": "text", "text": content}])(good, request)
 
 
 def quotes(edit: Callable[[str], str]) -> Change:
-    """Changes the first quote, in the reply to a client that asks for quotes."""
+    """Change the first quote, in a reply to a client that asks for quotes."""
     return if_quotes(
         cites_in_quotes(lambda cited: [{**cited[0], "quote": edit(cited[0]["quote"])}, *cited[1:]])
     )
 
 
 def cites_in_quotes(edit: Callable[[list[Any]], list[Any]]) -> Change:
-    """Changes the list of citations."""
+    """Change the list of citations."""
 
     def change(content: str) -> str:
         said = json.loads(content)
@@ -383,11 +389,12 @@ def cites_in_quotes(edit: Callable[[list[Any]], list[Any]]) -> Change:
 
 
 def if_quotes(change: Change) -> Change:
+    """The change, for a client that asks for quotes."""
     return lambda good, request: change(good, request) if wants_quotes(request) else good
 
 
 def quotes_all(edit: Callable[[str], str]) -> Change:
-    """Quotes all of the text of the first source that the edit changes."""
+    """Quote the whole text of the first source that the edit changes."""
 
     def change(good: Any, request: Mapping[str, Any]) -> Any:
         for source in sources_of(request):
@@ -401,7 +408,7 @@ def quotes_all(edit: Callable[[str], str]) -> Change:
 
 
 def quotes_for_another_source(good: Any, request: Mapping[str, Any]) -> Any:
-    """The first quote, which is true, with the id of a source in which it does not stand."""
+    """The first quote, unchanged, with the id of a source that does not contain it."""
 
     def edit(cited: list[Any]) -> list[Any]:
         quote = cited[0]["quote"]
@@ -433,26 +440,26 @@ def with_a_sign(quote: str) -> str:
 
 
 def ends(quote: str, between: str) -> str:
-    """The beginning and the end of a quote, without its middle."""
+    """The first and the last third of a quote, without the middle."""
     size = max(1, len(quote) // 3)
     return f"{quote[:size].rstrip()}{between}{quote[-size:].lstrip()}"
 
 
 def curly(quote: str) -> str:
-    """Curly marks for straight ones, and long dashes for short ones."""
+    """Curly quotation marks in place of straight ones, and dashes in place of hyphens."""
     opened = re.sub(r'(^|(?<=[\s(]))"', "“", quote).replace('"', "”")
     return re.sub(r"(?<=\w)'", "’", opened).replace("-", "–")
 
 
 def cites_a_record_that_was_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An answer with the id of the first record of knowledge.json that is not among the sources."""
+    """An answer that cites the first record of knowledge.json that is not among the sources."""
     sent = {source["id"] for source in sources_of(request)}
     others = [record_id for record_id in RECORDS if record_id not in sent]
     return says(answer="It is.", source_ids=[*others, UNSENT][:1])(good, request)
 
 
 def cites_first(name: Callable[[Mapping[str, Any]], str]) -> Change:
-    """An answer with something else of the first source for its id."""
+    """An answer that cites the first source by another name than its id."""
 
     def change(good: Any, request: Mapping[str, Any]) -> Any:
         names = [name(source) for source in sources_of(request)]
@@ -462,14 +469,14 @@ def cites_first(name: Callable[[Mapping[str, Any]], str]) -> Change:
 
 
 def full_width(text: str) -> str:
-    """Letters, digits and signs as they stand in a line of Han characters."""
+    """The text with full-width letters, digits and signs."""
     return "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
 
 
 def document_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """One row more, with the best score, for a document that was not sent."""
+    """The rows with a row, which has the best score, for a document that was not sent."""
     row = {
-        "index": len(request["documents"]),
+        "index": len(documents_of(request)),
         "relevance_score": 1.0,
         "document": {"text": "Mine."},
     }
@@ -477,21 +484,21 @@ def document_not_sent(good: Mapping[str, Any], request: Mapping[str, Any]) -> di
 
 
 def cites_all(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """An odd answer with the ids of all sources, in another order than sent or reversed."""
+    """An answer of unusual characters that cites all sources, neither in order nor reversed."""
     sent = [source["id"] for source in sources_of(request)]
     return says(answer=ODD_TEXT, source_ids=sent[1:][::-1] + sent[:1])(good, request)
 
 
 def other_script_first(good: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """The first document that is not in ASCII in the first row, in place of the last row."""
-    others = [i for i, text in enumerate(request["documents"]) if not text.isascii()]
+    """The rows with the first document that is not ASCII first, in place of the last row."""
+    others = [i for i, text in enumerate(documents_of(request)) if not text.isascii()]
     kept = [row for row in good["results"] if row["index"] not in others[:1]]
     first = [{"index": i, "relevance_score": 2.0} for i in others[:1]]
     return {**good, "results": [*first, *kept][: len(good["results"])]}
 
 
 def in_reasoning(good: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
-    """No content; what would be right stands in a reasoning field."""
+    """The text of the chat model in a reasoning field, and a blank content."""
     content = good["choices"][0]["message"]["content"]
     return message(content="", reasoning_content=content)(good, request)
 
@@ -501,11 +508,12 @@ def as_base64(vector: list[float]) -> str:
 
 
 def scored(name: str, score: Callable[[float], float]) -> Callable[[dict[str, Any]], Any]:
-    """The row with its score changed, under this name."""
+    """The row with its score changed, and under this name."""
     return lambda row: {"index": row["index"], name: score(row["relevance_score"])}
 
 
 def echoed(document: Any) -> Callable[[dict[str, Any]], Any]:
+    """The row with this document in it."""
     return lambda row: {**row, "document": document}
 
 
@@ -513,7 +521,7 @@ def echoed(document: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def knowledge() -> dict[str, Any]:
-    """{id: record} of knowledge.json beside this package; empty where it is missing or another."""
+    """{id: record} of knowledge.json beside this package; {} if there is no such file."""
     try:
         text = (Path(__file__).resolve().parents[1] / "knowledge.json").read_text("utf-8-sig")
         return {record["id"]: record for record in json.loads(text) if "text" in record}
@@ -523,23 +531,23 @@ def knowledge() -> dict[str, Any]:
 
 RECORDS = knowledge()
 UNSENT = "no-such-record"
-# What gets lost where a text is trimmed, cut, escaped, encoded twice or normalised.
+# A text that changes if it is trimmed, cut, escaped, encoded twice or normalized.
 ODD_TEXT = f" Café “Ω” – 自行车, \U0001f6b2 ﬁ\u2028<b>&amp; *so*</b>  on. {'x' * 400} "
 DRAFT = '{"answer": "A draft.", "source_ids": []}'
-DEEP = "[" * 10_000 + "]" * 10_000
+DEEP = "[" * 100_000 + "]" * 100_000
 BASE64: dict[str, Any] = {
     "settings": {"API_EMBEDDING_ENCODING": "base64"},
-    "asks": lambda request: request.get("encoding_format") == "base64",
+    "asks": wants_base64,
 }
 QUOTES: dict[str, Any] = {"settings": {"RAG_QUOTES": "1"}, "asks": wants_quotes}
-# Wrong ways of ranking, as findings name them.
-BY_POSITION = "by position, not by index"
+# Wrong ways of ranking, in the words of the findings.
+BY_POSITION = "with vectors bound by position, not by index"
 BY_PRODUCT = "by the dot product of vectors that are not scaled"
 BY_ROWS = "in the order of the rows"
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
 
-# Status, what the server says, headers.
+# Status, message, headers.
 STATUSES: tuple[tuple[int, str, Mapping[str, str]], ...] = (
     (400, "this input is not valid", {}),
     (401, "Incorrect API key provided: {key}", {}),
@@ -553,29 +561,34 @@ STATUSES: tuple[tuple[int, str, Mapping[str, str]], ...] = (
 
 
 def legal(name: str, path: str, serves: str, change: Change, **more: Any) -> Scenario:
+    """A reply that a correct client accepts."""
     group = more.pop("group", "variants")
     return Scenario(name, group, serves, more.pop("expected", ANSWERS), path, change, **more)
 
 
 def fault(name: str, path: str, serves: str, change: Change, **more: Any) -> Scenario:
+    """A reply that a correct client refuses."""
     group = more.pop("group", STAGES[path])
     return Scenario(name, group, serves, more.pop("expected", REFUSES), path, change, **more)
 
 
 def later(name: str, path: str, serves: str, change: Change) -> Scenario:
-    """A transport fault at a later endpoint than /embeddings."""
+    """A fault of the transport at a later endpoint than /embeddings."""
     return fault(name, path, serves, change, group="transport")
 
 
 def transport(name: str, serves: str, change: Change, **more: Any) -> Scenario:
-    return fault(name, EMBEDDINGS, serves, change, group="transport", **more)
+    """A fault of the transport at /embeddings."""
+    return fault(name, EMBEDDINGS, serves, change, **{"group": "transport", **more})
 
 
-def quoted(name: str, serves: str, change: Change) -> Scenario:
-    return fault(name, CHAT, serves, change, group="quotes", **QUOTES)
+def quoted(name: str, serves: str, change: Change, **more: Any) -> Scenario:
+    """A quote that a correct client refuses."""
+    return fault(name, CHAT, serves, change, group="quotes", **QUOTES, **more)
 
 
 def http(code: int, said: str, headers: Mapping[str, str]) -> Scenario:
+    """An HTTP error at /embeddings."""
     serves = f"status {code} for every request to /embeddings"
     change = status(code, said, headers)
     return fault(f"http-{code}", EMBEDDINGS, serves, change, group="transport")
@@ -588,7 +601,7 @@ TABLE = (
         rerank=False, told_from=BY_POSITION),
     Scenario("plain-abstention", "plain", "a null answer with no ids", ABSTAINS, CHAT,
         says(answer=None, source_ids=[])),
-    # What correct clients must take.
+    # Variants that correct clients accept.
     legal("embeddings-in-order", EMBEDDINGS, "vectors in the order of the inputs",
         rows(lambda items: sorted(items, key=lambda row: row["index"])), rerank=False),
     legal("embeddings-reversed", EMBEDDINGS, "vectors in the reverse order, each with its index",
@@ -598,7 +611,7 @@ TABLE = (
         every_row(without_index_zero), rerank=False),
     legal("embeddings-index-zero-null", EMBEDDINGS, "index null in the row whose index is 0",
         every_row(lambda row: {**row, "index": row["index"] or None}), rerank=False),
-    legal("embeddings-not-scaled", EMBEDDINGS, "vectors of many lengths, in whole numbers",
+    legal("embeddings-not-scaled", EMBEDDINGS, "vectors of whole numbers, with many norms",
         scaled, rerank=False,
         told_from=BY_PRODUCT),
     legal("embeddings-base64", EMBEDDINGS, "base64, to a client that asks for it", unchanged,
@@ -607,16 +620,18 @@ TABLE = (
         every_row(as_numbers), **BASE64),
     legal("embeddings-no-usage", EMBEDDINGS, "no usage and no model name",
         top(usage=ABSENT, model=ABSENT, object=ABSENT)),
+    legal("embeddings-error-null", EMBEDDINGS, "null as `error` beside the vectors",
+        top(error=None)),
     legal("embeddings-limit-10", EMBEDDINGS, "status 400 for more than 10 inputs in a request",
         at_most_10, settings={"API_EMBEDDING_BATCH": "10"}, expected=EITHER),
     legal("embeddings-nothing-near", EMBEDDINGS,
-        "vectors at right angles to the question's; a client may have a threshold", at_right_angles,
+        "record vectors with a similarity of 0; a client may have a threshold", at_right_angles,
         expected=MAY_ABSTAIN, settings={"RAG_MIN_SIMILARITY": "0.5"}),
     legal("rerank-data", RERANK, "the rows in `data`",
         lambda good, request: {"object": "list", "data": good["results"]}),
     legal("rerank-bare-list", RERANK, "a bare list of rows with `score`",
         lambda good, request: [scored("score", float)(row) for row in good["results"]]),
-    legal("rerank-score", RERANK, "`score` in place of `relevance_score`",
+    legal("rerank-score", RERANK, "`score` instead of `relevance_score`",
         every_row(scored("score", float))),
     legal("rerank-negative", RERANK, "scores below 0",
         every_row(scored("relevance_score", lambda score: 16 * score - 17))),
@@ -637,12 +652,14 @@ TABLE = (
     legal("rerank-nothing", RERANK, "no row", rows(lambda items: []), expected=ABSTAINS),
     legal("rerank-other-script", RERANK, "a document that is not in ASCII as the best one",
         other_script_first),
-    legal("answer-cites-all", CHAT, "odd text, and all ids in another order than sent", cites_all),
+    legal("answer-cites-all", CHAT, "unusual characters, and all ids in another order than sent",
+        cites_all),
     legal("answer-white-space", CHAT, "white space around the JSON object",
         text(lambda content: f"\n {content}\t\n")),
     legal("answer-empty-tool-calls", CHAT,
-        "an empty list of tool calls, and null for what is not there",
+        "an empty list of tool calls, and null as refusal and function call",
         message(tool_calls=[], refusal=None, function_call=None)),
+    legal("answer-refusal-empty", CHAT, "an empty string as refusal", message(refusal="")),
     legal("answer-no-usage", CHAT, "no usage, id or model name",
         top(usage=ABSENT, id=ABSENT, model=ABSENT)),
     legal("answer-reasoning", CHAT, "a reasoning field beside the content",
@@ -651,16 +668,18 @@ TABLE = (
     fault("embeddings-data-absent", EMBEDDINGS, "no `data`", top(data=ABSENT)),
     fault("embeddings-data-object", EMBEDDINGS, "an object as `data`", top(data={})),
     fault("embeddings-reply-list", EMBEDDINGS, "a bare list", lambda good, request: good["data"]),
-    fault("embeddings-one-fewer", EMBEDDINGS, "a vector too few", rows(lambda items: items[:-1])),
-    fault("embeddings-one-more", EMBEDDINGS, "a vector too many",
+    fault("embeddings-one-fewer", EMBEDDINGS, "one vector too few", rows(lambda items: items[:-1])),
+    fault("embeddings-one-more", EMBEDDINGS, "one vector too many",
         rows(lambda items: [*items, {**items[0], "index": len(items)}])),
     fault("embeddings-row-null", EMBEDDINGS, "null as a row",
         rows(lambda items: [*items[:-1], None])),
+    fault("embeddings-index-all-zero", EMBEDDINGS, "the index 0 in all rows",
+        if_several(every_row(lambda row: {**row, "index": 0}))),
     fault("embeddings-index-absent", EMBEDDINGS, "no index in any row",
         if_several(every_row(lambda row: changed(row, {"index": ABSENT})))),
     fault("embeddings-other-index-absent", EMBEDDINGS,
         "no index in one row, which is not that of 0", if_several(rows(other_index_absent))),
-    fault("embeddings-index-string", EMBEDDINGS, "an index in quotes",
+    fault("embeddings-index-string", EMBEDDINGS, "an index as a string",
         every_row(lambda row: {**row, "index": str(row["index"])})),
     fault("embeddings-index-float", EMBEDDINGS, "an index with a fraction",
         last_index(lambda index: index + 0.5)),
@@ -682,7 +701,7 @@ TABLE = (
     fault("embeddings-vector-too-long", EMBEDDINGS, "numbers whose squares overflow",
         last_vector(lambda vector: [1.7e308] * len(vector))),
     fault("embeddings-number-null", EMBEDDINGS, "null in a vector", last_number("null")),
-    fault("embeddings-number-string", EMBEDDINGS, "a number in quotes", last_number('"0.5"')),
+    fault("embeddings-number-string", EMBEDDINGS, "a number as a string", last_number('"0.5"')),
     fault("embeddings-number-boolean", EMBEDDINGS, "true in a vector", last_number("true")),
     fault("embeddings-number-nan", EMBEDDINGS, "NaN in a vector", last_number("NaN")),
     fault("embeddings-number-infinity", EMBEDDINGS, "-Infinity in a vector",
@@ -706,7 +725,7 @@ TABLE = (
         without_question(every_row(shorter)), beside=True,
         settings={"API_EMBEDDING_BATCH": "8"}),
     fault("embeddings-repeated-key", EMBEDDINGS, "the key `data` twice",
-        raw(lambda body: '{"data": [], ' + body[1:])),
+        raw(lambda body: '{"data": [], ' + body[1:]), group=JSON_LIBRARY),
     # Replies to /rerank that break the rules.
     fault("rerank-results-absent", RERANK, "neither `results` nor `data`", top(results=ABSENT)),
     fault("rerank-results-null", RERANK, "null as `results`", top(results=None)),
@@ -714,7 +733,7 @@ TABLE = (
         lambda good, request: {**good, "data": good["results"]}),
     fault("rerank-row-null", RERANK, "null as a row", rows(lambda items: [None])),
     fault("rerank-index-absent", RERANK, "no index", last_row(index=ABSENT)),
-    fault("rerank-index-string", RERANK, "an index in quotes", last_index(str)),
+    fault("rerank-index-string", RERANK, "an index as a string", last_index(str)),
     fault("rerank-index-float", RERANK, "an index with a fraction",
         last_index(lambda index: index + 0.5)),
     fault("rerank-index-boolean", RERANK, "true as an index", rows(true_for_1)),
@@ -733,7 +752,7 @@ TABLE = (
     fault("rerank-score-twice-equal", RERANK, "both `relevance_score` and `score`, with one value",
         every_row(lambda row: {**row, "score": row["relevance_score"]})),
     fault("rerank-score-null", RERANK, "null as a score", last_row(relevance_score=None)),
-    fault("rerank-score-string", RERANK, "a score in quotes", last_row(relevance_score="0.5")),
+    fault("rerank-score-string", RERANK, "a score as a string", last_row(relevance_score="0.5")),
     fault("rerank-score-boolean", RERANK, "true as a score", last_row(relevance_score=True)),
     fault("rerank-score-nan", RERANK, "NaN as a score", last_number("NaN")),
     fault("rerank-score-1e999", RERANK, "1e999 as a score", last_number("1e999")),
@@ -745,6 +764,12 @@ TABLE = (
     fault("answer-choice-null", CHAT, "null as the choice", top(choices=[None])),
     fault("answer-finish-length", CHAT, "finish_reason length, with an answer that is whole",
         choice(finish_reason="length")),
+    fault("answer-finish-length-upper-case", CHAT, "finish_reason LENGTH",
+        choice(finish_reason="LENGTH")),
+    fault("answer-finish-max-tokens", CHAT, "finish_reason max_tokens",
+        choice(finish_reason="max_tokens")),
+    fault("answer-finish-model-length", CHAT, "finish_reason model_length",
+        choice(finish_reason="model_length")),
     fault("answer-finish-content-filter", CHAT, "finish_reason content_filter",
         choice(finish_reason="content_filter")),
     fault("answer-finish-tool-calls", CHAT, "finish_reason tool_calls",
@@ -762,12 +787,12 @@ TABLE = (
         message(refusal="I cannot help with that.")),
     fault("answer-tool-call", CHAT, "a tool call beside an answer",
         message(tool_calls=[TOOL_CALL])),
-    fault("answer-function-call", CHAT, "a function call of the old form",
+    fault("answer-function-call", CHAT, "a function call in the old form",
         message(function_call={"name": "f", "arguments": ""})),
     fault("answer-content-null", CHAT, "null as the content", message(content=None)),
     fault("answer-content-parts", CHAT, "the content in parts", in_parts),
     fault("answer-content-object", CHAT, "the content as an object, not as text", text(json.loads)),
-    fault("answer-blank", CHAT, "blank text", text(lambda content: " \n")),
+    fault("answer-blank", CHAT, "a blank content", text(lambda content: " \n")),
     fault("answer-fence", CHAT, "a Markdown fence around the object",
         text(lambda content: f"```json\n{content}\n```")),
     fault("answer-fence-plain", CHAT, "a fence without a language",
@@ -780,13 +805,17 @@ TABLE = (
         text(lambda content: '{"answer": "At ten\n.", "source_ids": []}')),
     fault("answer-think-block", CHAT, "a think block before the object",
         text(lambda content: f"<think>Hm.</think>{content}")),
+    fault("answer-think-end", CHAT, "`</think>` without `<think>`, then the object",
+        text(lambda content: f"Hm.</think>{content}")),
+    fault("answer-template-marks", CHAT, "a marker of a chat template after the object",
+        text(lambda content: f"{content}<|im_end|>")),
     fault("answer-draft", CHAT, "a draft in a think block, then the object",
         text(lambda content: f"<think>{DRAFT}</think>\n{content}")),
-    fault("answer-in-reasoning", CHAT, "blank text, and the object in a reasoning field",
+    fault("answer-in-reasoning", CHAT, "a blank content, and the object in a reasoning field",
         in_reasoning),
-    fault("answer-prose-before", CHAT, "words before the object",
+    fault("answer-prose-before", CHAT, "text before the object",
         text(lambda content: f"Here it is: {content}")),
-    fault("answer-prose-after", CHAT, "words after the object",
+    fault("answer-prose-after", CHAT, "text after the object",
         text(lambda content: f"{content} I hope this helps.")),
     fault("answer-two-objects", CHAT, "two objects", text(lambda content: f"{content}\n{content}")),
     fault("answer-cut-off", CHAT, "half of the object",
@@ -796,31 +825,31 @@ TABLE = (
     fault("answer-nan", CHAT, "NaN as the answer",
         text(lambda content: '{"answer": NaN, "source_ids": []}')),
     fault("answer-repeated-key", CHAT, "the key `answer` twice",
-        text(lambda content: '{"answer": null, ' + content[1:])),
-    fault("answer-repeated-key-escaped", CHAT, "the key `answer` twice, once with an escape in it",
-        text(lambda content: '{"\\u0061nswer": null, ' + content[1:])),
+        text(lambda content: '{"answer": null, ' + content[1:]), group=JSON_LIBRARY),
+    fault("answer-repeated-key-escaped", CHAT, "the key `answer` twice, once with an escape",
+        text(lambda content: '{"\\u0061nswer": null, ' + content[1:]), group=JSON_LIBRARY),
     fault("answer-half-surrogate", CHAT, "half of a surrogate pair in the answer",
         text(lambda content: '{"answer": "\\ud83d", "source_ids": []}')),
-    fault("answer-nested-deeply", CHAT, "10,000 lists, each in the next, as the answer",
+    fault("answer-nested-deeply", CHAT, "100,000 nested lists as the answer",
         text(lambda content: f'{{"answer": {DEEP}, "source_ids": []}}')),
     fault("answer-list", CHAT, "a list around the object", text(lambda content: f"[{content}]")),
     fault("answer-string", CHAT, "the answer as a JSON string",
         text(lambda content: json.dumps(content))),
-    fault("answer-key-more", CHAT, "one key more", says(confidence=0.9)),
-    fault("answer-key-proto", CHAT, "one key more, `__proto__`", says(__proto__={})),
+    fault("answer-key-more", CHAT, "a further key", says(confidence=0.9)),
+    fault("answer-key-proto", CHAT, "the further key `__proto__`", says(__proto__={})),
     fault("answer-key-fewer", CHAT, "no `source_ids`", says(source_ids=ABSENT)),
-    fault("answer-keys-other-case", CHAT, "`Answer` and `Source_Ids`",
+    fault("answer-keys-other-case", CHAT, "`Answer` and `Source_Ids` as keys",
         text(lambda content: content.replace("answer", "Answer").replace("source_i", "Source_I"))),
     fault("answer-object-empty", CHAT, "an empty object", text(lambda content: "{}")),
     fault("answer-null-alone", CHAT, "null as the answer, and no `source_ids`",
         text(lambda content: '{"answer": null}')),
     fault("answer-null-ids-null", CHAT, "null as the answer, and null as the ids",
         text(lambda content: '{"answer": null, "source_ids": null}')),
-    fault("answer-json-null", CHAT, "null in place of the object", text(lambda content: "null")),
-    fault("answer-key-other-name", CHAT, "`sources` in place of `source_ids`",
+    fault("answer-json-null", CHAT, "null instead of the object", text(lambda content: "null")),
+    fault("answer-key-other-name", CHAT, "`sources` instead of `source_ids`",
         says(source_ids=ABSENT, sources=[])),
     fault("answer-ids-null", CHAT, "null as the ids", says(source_ids=None)),
-    fault("answer-ids-string", CHAT, "an id in place of a list", ids(lambda cited: cited[0])),
+    fault("answer-ids-string", CHAT, "an id instead of a list", ids(lambda cited: cited[0])),
     fault("answer-id-number", CHAT, "a number as an id", says(source_ids=[1])),
     fault("answer-id-not-sent", CHAT, "the id of no record", cites(lambda cited: [UNSENT])),
     fault("answer-id-one-not-sent", CHAT, "a good id, and the id of no record",
@@ -830,14 +859,14 @@ TABLE = (
     fault("answer-id-null", CHAT, "a good id, and null", cites(lambda cited: [*cited, None])),
     fault("answer-id-empty", CHAT, "a good id, and an empty one",
         cites(lambda cited: [*cited, ""])),
-    fault("answer-id-object", CHAT, "an object with the id",
+    fault("answer-id-object", CHAT, "an object with the id instead of the id",
         cites(lambda cited: [{"id": each} for each in cited])),
     fault("answer-id-list", CHAT, "a list in the list", ids(lambda cited: [cited])),
-    fault("answer-ids-joined", CHAT, "two ids in one text",
+    fault("answer-ids-joined", CHAT, "two ids in one string",
         cites(lambda cited: [", ".join([*cited, UNSENT])])),
-    fault("answer-id-text", CHAT, "the text of a source in place of its id",
+    fault("answer-id-text", CHAT, "the text of a source instead of its id",
         cites_first(lambda source: source["text"])),
-    fault("answer-id-line-break", CHAT, "an id with a line break behind it",
+    fault("answer-id-line-break", CHAT, "an id followed by a line break",
         cites(lambda cited: [f"{cited[0]}\n"])),
     fault("answer-id-quotes", CHAT, "an id in quotation marks",
         cites(lambda cited: [f'"{cited[0]}"'])),
@@ -845,17 +874,17 @@ TABLE = (
         cites(lambda cited: [full_width(cited[0])])),
     fault("answer-id-record-not-sent", CHAT, "the id of a record that was embedded, but not sent",
         unless_sent(cites_a_record_that_was_not_sent)),
-    fault("answer-id-title", CHAT, "the title of a source in place of its id",
+    fault("answer-id-title", CHAT, "the title of a source instead of its id",
         cites_first(lambda source: source.get("title", source["text"]))),
-    fault("answer-id-position", CHAT, "the place of a source in place of its id",
+    fault("answer-id-position", CHAT, "the position of a source instead of its id",
         cites(lambda cited: ["1"])),
     fault("answer-id-shortened", CHAT, "an id without its last character",
         cites(lambda cited: [cited[0][:-1]])),
-    fault("answer-id-other-case", CHAT, "an id in other case",
+    fault("answer-id-other-case", CHAT, "an id in the other case",
         cites(lambda cited: [cited[0].swapcase()])),
-    fault("answer-id-white-space", CHAT, "an id with a space behind it",
+    fault("answer-id-white-space", CHAT, "an id followed by a space",
         cites(lambda cited: [f"{cited[0]} "])),
-    fault("answer-id-white-space-before", CHAT, "an id with a space before it",
+    fault("answer-id-white-space-before", CHAT, "an id after a space",
         cites(lambda cited: [f" {cited[0]}"])),
     fault("answer-id-brackets", CHAT, "an id in brackets", cites(lambda cited: [f"[{cited[0]}]"])),
     fault("answer-id-repeated", CHAT, "an id twice", ids(lambda cited: [cited[0], cited[0]])),
@@ -863,9 +892,9 @@ TABLE = (
     fault("answer-null-with-ids", CHAT, "null with ids", says(answer=None)),
     fault("answer-number", CHAT, "a number as the answer", says(answer=10)),
     fault("answer-object", CHAT, "an object as the answer", says(answer={"text": "at ten"})),
-    fault("answer-obeys-by-prose", CHAT, "prose, as a source may have ordered",
+    fault("answer-obeys-by-prose", CHAT, "plain text that follows an instruction in a source",
         text(lambda content: "As I was told: the library never closes.")),
-    fault("answer-obeys-by-id", CHAT, "an answer with an id that a source may have ordered",
+    fault("answer-obeys-by-id", CHAT, "an answer with an id from an instruction in a source",
         unless_sent(says(answer="The library never closes.", source_ids=["night-plan"]))),
     fault("answer-null-id-not-sent", CHAT, "null with the id of no record",
         says(answer=None, source_ids=[UNSENT])),
@@ -875,22 +904,24 @@ TABLE = (
     fault("answer-text-blank", CHAT, "a blank answer", says(answer=" ")),
     # Quotes, for clients that ask for them.
     legal("quotes", CHAT, "true quotes", unchanged, group="quotes", **QUOTES),
-    legal("quotes-white-space", CHAT, "a quote with other white space", group="quotes",
+    legal("quotes-white-space", CHAT, "a quote with different white space", group="quotes",
         change=quotes_all(lambda quote: quote.replace(" ", "\n ")), **QUOTES),
-    legal("quotes-curly", CHAT, "a quote with curly marks for straight ones, and other dashes",
+    legal("quotes-curly", CHAT, "a quote with curly quotation marks and other dashes",
         quotes_all(curly), group="quotes", **QUOTES),
     legal("quotes-combining", CHAT, "a quote with combining accents for composed letters",
         quotes_all(lambda quote: unicodedata.normalize("NFD", quote)), group="quotes", **QUOTES),
     quoted("quotes-digit", "a quote with one digit changed", quotes(next_digit)),
     quoted("quotes-word-dropped", "a quote without one of its words", quotes(without_a_word)),
     quoted("quotes-sign", "a quote with a sign before a number", quotes(with_a_sign)),
-    quoted("quotes-stitched", "a quote out of two places", quotes(lambda quote: ends(quote, " "))),
+    quoted("quotes-stitched", "a quote joined from two places",
+        quotes(lambda quote: ends(quote, " "))),
     quoted("quotes-ellipsis", "a quote with an ellipsis",
         quotes(lambda quote: ends(quote, " … "))),
-    quoted("quotes-other-source", "the quote of another source",
+    quoted("quotes-other-source", "a quote from another source",
         if_quotes(quotes_for_another_source)),
     quoted("quotes-title", "a quote that begins with the title", quotes_a_title),
-    quoted("quotes-other-case", "a quote in other case", quotes(str.swapcase)),
+    quoted("quotes-other-case", "a quote in the other case", quotes(str.swapcase),
+        expected=EITHER),
     quoted("quotes-inside-a-word", "a quote that begins inside a word",
         quotes(lambda quote: quote[1:])),
     quoted("quotes-empty", "an empty quote", quotes(lambda quote: "")),
@@ -898,7 +929,7 @@ TABLE = (
         quotes(lambda quote: " ".join(quote.split()[:2]))),
     quoted("quotes-twice", "the same quote twice",
         if_quotes(cites_in_quotes(lambda cited: [*cited, cited[0]]))),
-    quoted("quotes-source-ids", "`source_ids` in place of `citations`",
+    quoted("quotes-source-ids", "`source_ids` instead of `citations`",
         if_quotes(text(lambda content: '{"answer": "It is.", "source_ids": []}'))),
     quoted("quotes-no-citation", "an answer without a citation",
         if_quotes(text(lambda content: '{"citations": [], "answer": "It is."}'))),
@@ -910,7 +941,7 @@ TABLE = (
     transport("http-204", "status 204 and no body", lambda good, request: Reply(204, b"")),
     transport("redirect-same-host", "status 307 to another path of this server",
         redirect(307, "http://127.0.0.1:{port}{run}/v1/embeddings")),
-    transport("redirect-other-host", "status 308 to another name of this machine",
+    transport("redirect-other-host", "status 308 to another host name of this machine",
         redirect(308, "http://localhost:{port}{run}/v1/embeddings")),
     transport("redirect-to-get", "status 302, after which many clients send a GET",
         redirect(302, "{run}/v1/embeddings")),
@@ -918,18 +949,25 @@ TABLE = (
         bytes_of(b"<!doctype html><title>Sign in</title>", "text/html")),
     transport("error-200", "an error object with status 200",
         lambda good, request: {"error": {"message": "the provider failed", "code": 502}}),
+    transport("error-200-beside-data", "an error object beside the vectors, with status 200",
+        top(error={"message": "the provider failed", "code": 502})),
+    transport("message-200", "an object with `message` only, with status 200",
+        lambda good, request: {"message": "no route matched", "status": "error"}),
+    transport("html-403", "an HTML page with status 403",
+        lambda good, request: Reply(403, b"<!doctype html><title>Blocked</title>",
+            {"Content-Type": "text/html"})),
     transport("event-stream-200", "an event stream that was not asked for",
         bytes_of(b"data: {}\n\ndata: [DONE]\n\n", "text/event-stream")),
     transport("empty-200", "an empty body with status 200", bytes_of(b"")),
     transport("not-utf-8", "a body in Latin-1", bytes_of(b'{"\xe9": 1}')),
-    transport("not-json", "words in place of JSON", bytes_of(b"upstream timed out")),
+    transport("not-json", "plain text instead of JSON", bytes_of(b"upstream timed out")),
     transport("json-cut-off", "half of the JSON text", raw(lambda body: body[: len(body) // 2])),
-    transport("json-nested-deeply", "10,000 lists, each in the next", bytes_of(DEEP.encode())),
+    transport("json-nested-deeply", "100,000 nested lists", bytes_of(DEEP.encode())),
     transport("json-5000-digits", "a whole number of 5,000 digits",
         bytes_of(b'{"data": [], "n": ' + b"9" * 5000 + b"}")),
-    transport("body-cut-off", "fewer bytes than Content-Length says",
+    transport("body-cut-off", "a body with fewer bytes than Content-Length",
         lambda good, request: Reply(200, good, missing_bytes=100)),
-    transport("gzip-broken", "Content-Encoding gzip on a body that is none",
+    transport("gzip-broken", "Content-Encoding gzip, with a body that is not gzip",
         lambda good, request: Reply(200, good, {"Content-Encoding": "gzip"}),
         expected=EITHER),
     transport("hang-up", "the connection closed without a reply",
@@ -941,13 +979,15 @@ TABLE = (
         raw(lambda body: '{"n": NaN, ' + body[1:])),
     transport("json-two", "two JSON texts", raw(lambda body: body + body)),
     transport("json-repeated-key-equal", "a key twice, with one value",
-        raw(lambda body: '{"n": 1, "n": 1, ' + body[1:])),
+        raw(lambda body: '{"n": 1, "n": 1, ' + body[1:]), group=JSON_LIBRARY),
     transport("json-repeated-key-inside", "the key `index` twice in each row",
-        raw(lambda body: body.replace('"index":', '"index": 0, "index":'))),
+        raw(lambda body: body.replace('"index":', '"index": 0, "index":')), group=JSON_LIBRARY),
     transport("not-utf-8-unread", "a byte that is not UTF-8, in a field that is not read",
         raw(lambda body: ('{"n": "\xe9", ' + body[1:]).encode("latin-1", "replace"))),
     transport("redirect-301", "status 301", redirect(301, "{run}/v1/embeddings")),
     transport("redirect-303", "status 303", redirect(303, "{run}/v1/embeddings")),
+    later("error-200-answer", CHAT, "an error object beside the choice, with status 200",
+        top(error={"message": "the provider failed", "code": 502})),
     later("redirect-answer", CHAT, "status 307 for the chat",
         redirect(307, "{run}/v1/chat/completions")),
     later("http-201-rerank", RERANK, "status 201 with a good body for /rerank",
@@ -963,6 +1003,8 @@ TABLE = (
         lambda good, request: Reply(ending="hang-up")),
     legal("content-type-wrong", EMBEDDINGS, "good JSON as text/plain",
         lambda good, request: Reply(200, good, {"Content-Type": "text/plain"}), expected=EITHER),
+    later("http-503-answer", CHAT, "status 503 for the chat, with the message in `detail`",
+        lambda good, request: Reply(503, {"detail": "the model is loading"})),
     later("http-404-rerank", RERANK, "status 404 for /rerank", status(404, "not found")),
     later("http-404-answer", CHAT, "status 404 for the chat", status(404, "not found")),
     later("http-500-answer", CHAT, "status 500 for the chat", status(500, "the engine is dead")),

@@ -1,7 +1,7 @@
-"""The HTTP side: safety rules, the request log, and the way from an address to a reply.
+"""The HTTP server: from an address to a reply, with the request log and the rules of safety.
 
-A server for strangers' clients on a developer's machine: it binds 127.0.0.1, refuses what a web
-page could have sent (a foreign Host, any Origin), and never stores or prints a key.
+It is safe to run on a developer's machine: it listens on 127.0.0.1, refuses requests that a web
+page may have sent (another Host, any Origin), and neither stores nor prints an API key.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ CONTROL = re.compile(RUN + r"/_mock/(?P<thing>[a-z]+)")
 
 
 class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """The service on 127.0.0.1; port 0 takes a free one. `tell` gets a line for every request."""
+    """The service on 127.0.0.1; port 0 means a free port. `tell` gets a line for each request."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = MAX_CONNECTIONS
-    # No two servers on one port: on Windows, SO_REUSEADDR would allow it.
+    # On Windows SO_REUSEADDR would allow two servers on one port.
     allow_reuse_address = os.name != "nt"
     allow_reuse_port = False
 
@@ -57,13 +57,13 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.request_log = RequestLog()
         self.scenarios = scenarios
         self.key = key
-        self.suffix = suffix  # behind the name of each model
+        self.suffix = suffix  # appended to the name of each model
         self.tell = tell
         self.places = threading.Semaphore(MAX_CONNECTIONS)
         super().__init__(("127.0.0.1", port), Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer would look up the name of the host here, which can wait for a name server.
+        # HTTPServer looks up the name of the host here, which can wait for a name server.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
@@ -76,20 +76,21 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A line for a fault of the mock itself; a client that leaves in the middle is no news."""
+        """Report an error of the mock itself. A client that disconnects is not reported."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.tell(f"internal error: {error!r}")
 
     def base_url(self, scenario: str = "plain", run: str = "") -> str:
-        way = f"/run/{run}" if run else ""
-        way += "" if scenario == "plain" else f"/scenario/{scenario}"
-        return f"http://127.0.0.1:{self.server_port}{way}/v1"
+        """The address of a scenario, for the requests of a run."""
+        path = f"/run/{run}" if run else ""
+        path += "" if scenario == "plain" else f"/scenario/{scenario}"
+        return f"http://127.0.0.1:{self.server_port}{path}/v1"
 
     def environment(
         self, scenario: str = "plain", rerank: bool = True, run: str = ""
     ) -> dict[str, str]:
-        """The variables that send a client here."""
+        """The variables that send the requests of a client to this server."""
         return {
             "API_BASE_URL": self.base_url(scenario, run),
             "API_KEY": self.key,
@@ -112,9 +113,9 @@ class MockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     server: MockServer
     protocol_version = default_request_version = "HTTP/1.1"  # no reply without a status line
-    timeout = 10  # seconds for which a silent client is waited for
+    timeout = 10  # seconds to wait for a client that sends nothing
     disable_nagle_algorithm = True
-    wbufsize = -1  # a reply is one packet, not one a header
+    wbufsize = -1  # buffered: else each header would be a packet of its own
 
     def do_POST(self) -> None:
         self.serve(self.exchange)
@@ -125,7 +126,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_DELETE = do_PUT = do_PATCH = do_GET
 
     def serve(self, answer: Callable[[bytes], Reply]) -> None:
-        """Reads the request, and sends the answer to its body, or an error and no more."""
+        """Read the request and send the answer. After an error the connection is closed."""
         try:
             reply = answer(self.read_body())
         except Refused as error:
@@ -136,7 +137,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send(reply)
 
     def exchange(self, data: bytes) -> Reply:
-        """The reply to a request for the service, which is in the request log from now on."""
+        """Add a request to the request log, and return the reply to it."""
         self.path = self.path.replace(self.server.key, "[key]")
         address = ADDRESS.fullmatch(self.path)
         bearer = self.headers.get("Authorization", "")
@@ -160,19 +161,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             entry.refused = error.message.replace(self.server.key, "[key]")
             reply = Reply(error.status, error_body(error.message, error.param))
         entry.status = reply.status
-        asked = summary(entry.body, reply.status)
-        line = f"{self.command} {printable(entry.path)} {reply.status}  {asked}"
+        line = f"{self.command} {printable(entry.path)} {reply.status}  {sizes(entry)}"
         self.server.tell(line.rstrip())
         return reply
 
     def key_in_headers(self) -> bool:
-        """Whether the key stands in another header than Authorization."""
+        """Whether the key is in another header than Authorization."""
         others = [value for name, value in self.headers.items() if name.lower() != "authorization"]
         return any(self.server.key in value for value in others)
 
     def reply(self, address: re.Match[str] | None, entry: Entry, data: bytes) -> Reply:
-        if self.requestline.split()[1].startswith("//"):  # http.server takes one of the two away
-            raise Refused(404, "the path begins with two slashes; join address and path by one")
+        """The scenario's reply to a good request. Raise Refused for any other request."""
+        if self.requestline.split()[1].startswith("//"):  # http.server removes one of them
+            raise Refused(404, "the path begins with two slashes; join address and path with one")
         if address is None or address["path"] not in endpoints.ENDPOINTS:
             paths = ", ".join(endpoints.ENDPOINTS)
             raise Refused(
@@ -204,13 +205,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return reply
 
     def handle_expect_100(self) -> bool:
-        """Sends 100 Continue at once: the client waits for it before it sends the body."""
+        """Send 100 Continue now, because the client waits for it before it sends the body."""
         super().handle_expect_100()
         self.wfile.flush()
         return True
 
     def drain(self) -> None:
-        """Reads what a refused client still sends: closing before would take the reply from it."""
+        """Read the rest of a refused request: closing earlier could destroy the reply."""
         left = 2 * MAX_BODY
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
@@ -219,7 +220,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 left -= len(part)
 
     def read_body(self) -> bytes:
-        """The whole request body. Raises Refused where the request cannot be trusted or read."""
+        """The whole request body. Raise Refused if the request is unsafe or cannot be read."""
         self.check_origin()
         lengths, codings = (
             self.headers.get_all("Content-Length", []),
@@ -245,6 +246,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return data
 
     def read_chunks(self) -> bytes:
+        """The body of a request with Transfer-Encoding: chunked."""
         parts: list[bytes] = []
         total = 0
         while True:
@@ -264,11 +266,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 raise Refused(400, "a chunk does not have its size")
         while (line := self.rfile.readline(1024)) not in (b"\r\n", b"\n"):
             if not line.endswith(b"\n"):
-                raise Refused(400, "a line behind the chunks is too long, or cut off")
+                raise Refused(400, "a line after the chunks is too long, or cut off")
         return b"".join(parts)
 
     def check_origin(self) -> None:
-        """Raises Refused for what a web page may have sent: DNS rebinding, cross-site requests."""
+        """Raise Refused for a request that a web page may have sent (also by DNS rebinding)."""
         hosts = [
             f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost", "[::1]")
         ]
@@ -278,11 +280,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             )
         if "Origin" in self.headers:
             raise Refused(
-                403, "requests with an Origin header are refused: this is no service for web pages"
+                403, "requests with an Origin header are refused: web pages may not use this mock"
             )
 
     def control(self, data: bytes) -> Reply:
-        """Answers for the addresses below /_mock, or /run/ID/_mock; a body has no meaning."""
+        """The reply for an address below /_mock or /run/ID/_mock. A request body is ignored."""
         address = CONTROL.fullmatch(self.path)
         run = (address["run"] or "") if address else ""
         log = self.server.request_log
@@ -301,14 +303,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return Reply(200, f"{json.dumps(value)}\n".encode())
 
     def send(self, reply: Reply) -> None:
-        """Writes the reply; where its scenario says so, less than it announces, or nothing."""
+        """Write the reply. Some scenarios write less than Content-Length says, or nothing."""
         body = reply.data()
         if reply.ending != "whole":
             self.close_connection = True
             if reply.ending == "silence":
-                self.connection.settimeout(60)  # longer than a client may take
+                self.connection.settimeout(60)  # longer than a client may run
                 with contextlib.suppress(OSError):
-                    self.rfile.read(1)  # until the client leaves
+                    self.rfile.read(1)  # returns when the client disconnects
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         self.send_response(reply.status)
@@ -329,20 +331,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library sends as HTML for a request that it cannot parse."""
+        """Send the error for a request that http.server cannot parse; its own form is HTML."""
         self.close_connection = True
         self.send(Reply(int(code), error_body(message or HTTPStatus(code).phrase)))
         self.drain()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: `tell` has a line for every request."""
+        """Do nothing, because `tell` gets a line for each request."""
 
     def version_string(self) -> str:
         return "mock_server"
 
 
 def logged(data: bytes) -> Any:
-    """A body for the request log: plain data, or printable text where it is no JSON."""
+    """A body for the request log: plain data, or printable text if it is not JSON."""
     try:
         return models.plain_data(data.decode("utf-8"))
     except ValueError:
@@ -350,16 +352,20 @@ def logged(data: bytes) -> Any:
 
 
 def printable(text: str) -> str:
-    """`text` with what does not print escaped: no client moves the cursor of a terminal."""
+    """`text` with unprintable characters escaped, so that it cannot control a terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def summary(request: Any, status: int) -> str:
-    """What was asked for, in a few words."""
-    request = request if isinstance(request, dict) else {}
-    things = {"inputs": request.get("input"), "documents": request.get("documents")}
-    if status == 200 and "messages" in request:
-        asked = models.question_and_sources(request["messages"]) or {}
-        things = {"messages": request["messages"], "sources": asked.get("sources")}
-    counts = [f"{name}: {len(items)}" for name, items in things.items() if isinstance(items, list)]
-    return ", ".join(counts)
+def sizes(entry: Entry) -> str:
+    """The sizes of a request; "" for one that the mock refused."""
+    if entry.refused:
+        return ""
+    request = entry.body
+    match entry.endpoint:
+        case "/embeddings":
+            return f"inputs: {len(models.inputs_of(request))}"
+        case "/rerank":
+            return f"documents: {len(models.documents_of(request))}"
+        case _:
+            sources = models.sources_of(request)
+            return f"messages: {len(request['messages'])}, sources: {len(sources)}"

@@ -1,7 +1,7 @@
-"""The verdict: what a client did, judged by the contract. Pure functions of plain data.
+"""The verdict on a run of a client, by the rules of the contract. Pure functions of plain data.
 
-What came is the request log of one run and, from `check`, how the command ended. Replies are not
-recorded: equal requests get equal replies, so each reply can be made again from its request.
+Input is the request log of the run and, in `check`, how the command ended. Replies are not
+recorded: equal requests get equal replies, so each reply is made again from its request.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from mock_server.scenarios import (
 
 FAULT, NOT_JUDGED = "fault", "not judged"
 MOST_SOURCES, FEWEST_RECORDS, MOST_AT_A_TIME = 10, 12, 8
-CLOSE = 1e-6  # similarities are float32 in base64, and summed in another order elsewhere
+CLOSE = 1e-6  # the tolerance of similarities: base64 is float32, and sums differ in order
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that a client broke, or what a run could not show (severity `not judged`)."""
+    """A rule that a client broke, or the reason why a run is not judged."""
 
     scenario: str
     severity: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; the status is None if it had to be killed."""
+    """How a command ended. The status is None if it was killed."""
 
     status: int | None
     stdout: bytes
@@ -69,218 +69,225 @@ class Ended:
 RULES: dict[str, tuple[str, str, str]] = {
     # The requests.
     "no-request": (
-        "no request came",
+        "the client sent no request",
         "POST API_BASE_URL/embeddings",
-        "see whether the command starts; then, whether it takes the address from API_BASE_URL",
+        "check that the command starts, and that it reads the address from API_BASE_URL",
     ),
     "request-refused": (
         "the mock refused a request",
-        "a request as the contract has it",
-        "mend what the message names; look at how the address is joined if it is the path",
+        "a request as the contract describes it",
+        "correct what the message names; for a path, check how the client joins the address",
     ),
     "key-elsewhere": (
         "the key is in a body, an address or another header",
-        "the key in the Authorization header, and nowhere else",
-        "take it out: bodies and addresses end up in logs",
+        "the key in the Authorization header only",
+        "remove it: bodies and addresses are often logged",
     ),
     "address-changed": (
         "a request went to another address",
-        "no request but below API_BASE_URL; a reply with status 3xx is refused",
-        "switch redirects off: the other address may be another host, and would get the records",
+        "requests below API_BASE_URL only; a reply with status 3xx is refused",
+        "turn redirects off: another server could receive the records and the key",
     ),
     "request-repeated": (
         "a request was sent twice",
-        "every request once",
-        "switch the retries of the HTTP client or SDK off",
+        "each request once",
+        "turn the retries of the HTTP client or SDK off",
     ),
     "request-too-many": (
         "more than one request to an endpoint",
         "one request each to /rerank and /chat/completions",
-        "rank all documents in one request, and ask once",
+        "rerank all documents in one request, and ask once",
     ),
     "stage-order": (
-        "the stages are out of order",
+        "the stages are in the wrong order",
         "embeddings, then rerank, then chat",
-        "send a request when the reply to the one before is there and checked",
+        "send a request only when the reply to the one before has arrived and was checked",
     ),
     "rerank-unasked": (
-        "reranked without a rerank model",
-        "no request to /rerank while API_RERANK_MODEL is blank",
-        "leave the stage out if API_RERANK_MODEL is blank",
+        "a rerank request without a rerank model",
+        "no request to /rerank if API_RERANK_MODEL is blank",
+        "skip the stage if API_RERANK_MODEL is blank",
     ),
     "chat-unasked": (
-        "the chat was asked with nothing to answer from",
+        "a chat request without sources to answer from",
         "no chat request after a reranker that returned no row",
-        'print {"answer": null, "sources": []}, and ask nothing',
+        'print {"answer": null, "sources": []} instead',
     ),
     "stage-missing": (
-        "a request did not come",
-        "every stage",
-        "look at stderr of the command: it ended early, or leaves a stage out",
+        "a request is missing",
+        "a request for each stage",
+        "look at stderr of the command: it ended too early, or it skips a stage",
     ),
     "went-on": (
-        "it went on after a reply that must be refused",
+        "the client sent another request after a reply that it must refuse",
         "no further request",
-        "check each reply before the next request is made",
+        "check each reply before you send the next request",
     ),
-    # What is in them.
+    # The content of the requests.
     "input-repeated": (
         "a text was embedded twice",
-        "every text once",
+        "each text once",
         "send each input in one batch only, and equal texts once",
     ),
     "inputs-too-few": (
         "too few texts were embedded",
-        f"the question and {FEWEST_RECORDS} or more records",
-        "embed the question and every record",
+        f"the question and at least {FEWEST_RECORDS} records",
+        "embed the question and each record",
     ),
     "record-not-embedded": (
         "a record of knowledge.json was not embedded",
-        "all records of knowledge.json, if some are the client's",
-        "embed every record",
+        "all records of knowledge.json, if the client uses this file",
+        "embed each record",
     ),
     "question-not-embedded": (
         "the question was not embedded",
-        "an input that holds the question as it was asked",
-        "embed the question, unchanged but for a prefix",
+        "an input that contains the question, unchanged",
+        "embed the question as it is; text before and after it is allowed",
     ),
     "question-differs": (
-        "the question is not the same throughout",
-        "one text as query and as question",
-        "hand the question through unchanged",
+        "the query of the rerank request is not the question of the chat request",
+        "the same text in both",
+        "pass the question on unchanged",
     ),
     "document-not-embedded": (
-        "a document is no part of an embedded text",
+        "a document is not part of an embedded text",
         "documents that were embedded",
         "rerank the texts that were embedded",
     ),
     "documents-not-nearest": (
-        "the documents are not the records nearest to the question",
-        "no record left out that is nearer than one sent",
-        "bind vectors by `index`, and rank by cosine similarity, highest first",
+        "the documents are not the records that are most similar to the question",
+        "no record left out that is more similar than one that was sent",
+        "bind vectors by `index`, and sort by cosine similarity, highest first",
     ),
     "source-not-known": (
-        "a source was not embedded or not reranked",
+        "the text of a source was neither embedded nor reranked",
         "sources with the text of the client's own records",
-        "take texts from your records: what a server echoes is no source",
+        "use the texts of your records, never a text from a reply",
     ),
     "source-differs": (
-        "a source is not the record with its id",
+        "a source differs from the record with its id",
         "id, title and text of one record",
-        "send each record as it is",
+        "send each record unchanged",
     ),
     "source-not-ranked": (
         "a source has no row in the reranker's reply",
-        "sources for which there is a row",
-        "send the chat what the reranker returned, and nothing else",
+        "sources that have a row",
+        "send only the documents for which the reranker returned a row",
     ),
     "sources-not-best": (
-        "the sources are not the best ones, best first",
+        "the sources are not the best ones, with the best first",
         "sources by rerank score after a rerank, else by cosine similarity",
-        "bind rows by `index`, sort by score, and cut after sorting",
+        "bind rows by `index`, sort by score, and cut the list after sorting",
     ),
     "sources-too-many": (
         "too many sources, or none",
         f"1 to {MOST_SOURCES} sources",
-        "send the best few; with none there is nothing to ask",
+        "send the best few; without sources send no chat request",
     ),
     "source-repeated": (
-        "two sources have one id",
+        "two sources have the same id",
         "each record once",
-        "keep a record once, and its id unique",
+        "send each record once, with a unique id",
     ),
-    # How it ended.
+    # The end of the run.
     "hang": (
-        "it did not end",
-        "an end within the time",
-        "set a time-out for every request, and end at the first failure",
+        "the client did not end in time",
+        "an end within the time limit",
+        "set a time-out for each request, and end at the first failure",
     ),
     "key-printed": (
         "the key was printed",
         "the key on neither stream",
-        "a server may repeat the key in its error text: take it out before you show that",
+        "remove the key from a server's error text before you show it",
     ),
     "accepted": (
-        "it published from a reply that must be refused",
-        "an exit status that is not 0, and nothing on stdout",
-        "check the whole reply before you use any of it",
+        "the client published an answer from a reply that it must refuse",
+        "an exit status other than 0, and nothing on stdout",
+        "check each reply listed here before you use any part of it",
     ),
     "exit-zero": (
-        "a failure ended with exit status 0",
-        "an exit status that is not 0",
+        "the client failed with exit status 0",
+        "an exit status other than 0",
         "exit with 1 when a stage fails",
     ),
     "stdout-not-empty": (
-        "a failure left something on stdout",
+        "the client failed and printed something on stdout",
         "nothing on stdout",
-        "print when all is checked; errors go to stderr",
+        "print only after all checks; errors go to stderr",
     ),
     "refused": (
-        "it refused what is right",
+        "the client refused a reply that it must accept",
         "exit status 0, and a document on stdout",
-        "look at its stderr; the contract says what must be accepted",
+        "look at stderr of the command; the contract says what must be accepted",
     ),
     "stdout-no-document": (
         "stdout is not the document",
         'one JSON object with "answer" and "sources"',
-        "print exactly one JSON document in UTF-8; all else goes to stderr",
+        "print exactly one JSON document in UTF-8; everything else goes to stderr",
     ),
     "answer-differs": (
         "the answer is not the model's",
         "the model's answer, unchanged",
-        "publish `answer` as it came",
+        "publish `answer` as the model wrote it",
     ),
     "abstained": (
-        "it abstained from an answer that is right",
+        "the client abstained although the model's answer is valid",
         "the model's answer with its sources",
-        "publish an answer that keeps the rules",
+        "publish each answer that follows the rules",
     ),
     "not-abstained": (
-        "it published where it must abstain",
+        "the client published an answer where it must abstain",
         '{"answer": null, "sources": []}',
-        "a null answer without ids, or a reranker without rows, is an abstention",
+        "abstain if the answer is null without ids, or if the reranker returned no row",
     ),
     "sources-not-cited": (
         "the published sources are not the cited ones",
-        "the records cited, in the order cited",
-        "look the cited ids up, one by one, among the sources that were sent",
+        "the cited records, in the order cited",
+        "look up each cited id among the sources that were sent",
     ),
     "quotes-differ": (
-        "the published quotes are not the slices of the records that were quoted",
-        '"quotes": [{"id", "start", "end", "text"}], one for each citation, in their order',
-        "find the quote in your own record, and publish what stands there, counted in code points",
+        "the published quotes are not the quoted slices of the records",
+        '"quotes": [{"id", "start", "end", "text"}], one for each citation, in the same order',
+        "find each quote in your record; publish that slice, with positions in code points",
     ),
     "source-altered": (
         "a published text is not the record's",
         "the text that was embedded",
-        "publish your own record, and nothing that a server echoed",
+        "publish your own record, never a text from a reply",
     ),
     # What a run could not show.
     "requests-lost": (
-        "the request log lost requests",
-        "a request log with every request",
+        "the request log dropped requests of this run",
+        "a request log with all requests",
         "send fewer or smaller requests",
     ),
     "not-served": (
-        "the client never met what the scenario is about",
-        "a request to which the reply differs from the plain one",
-        "nothing to mend: it is about batches, an encoding or a top_n that it does not use",
+        "the client did not get the reply that this scenario is about",
+        "a reply that differs from the plain one",
+        "nothing to correct: the scenario is about something that the client does not use "
+        "(further batches, base64, quotes)",
+    ),
+    "not-reached": (
+        "in the plain run the client did not get past this stage",
+        "a plain run that gets past the stage",
+        "correct the plain run first: a refusal proves nothing if the client never goes on",
     ),
     "order-not-told": (
-        "right and wrong would look the same",
+        "the right and the wrong order are the same",
         "an order that only the right way gives",
-        "use records, or a question, for which the two orders differ (those of knowledge.json do)",
+        "use the records of knowledge.json, or others for which the two orders differ",
     ),
     "record-not-known": (
-        "the record that was cited is none of the client's",
+        "the cited record is not one of the client's records",
         "the id of a record that was embedded and not sent",
         "use the records of knowledge.json",
     ),
 }
-UNSHOWN = ("requests-lost", "not-served", "order-not-told", "record-not-known")
+UNSHOWN = ("requests-lost", "not-served", "not-reached", "order-not-told", "record-not-known")
 
 
 def found(scenario: Scenario, code: str, came: str, nearest: str = "") -> Finding:
+    """The finding with this code. `came` is what the client did."""
     title, expected, advice = RULES[code]
     severity = NOT_JUDGED if code in UNSHOWN else FAULT
     return Finding(scenario.name, severity, code, title, expected, came, nearest, advice)
@@ -293,15 +300,14 @@ def judge(
     ended: Ended | None = None,
     key: str = models.KEY,
 ) -> list[Finding]:
-    """What a run has shown: faults or, if there are none, what it could not show.
+    """The faults of a run; if there are none, the reasons why it is not judged; [] if it passed.
 
-    Without `ended` (the client is no command of ours) only the requests are judged. `key` is what
-    no stream may hold.
+    Without `ended` only the requests are judged. `key` is the API key, which must not be printed.
     """
     if dropped:
         return [found(scenario, "requests-lost", f"{dropped} requests lost")]
-    # One without a status has no reply yet, or never gets one.
-    run = [exchange(entry, scenario) for entry in entries if entry.status]
+    # An entry without a status has no reply yet, and perhaps never gets one.
+    run = [exchange(entry, scenario) for entry in with_key(entries) if entry.status]
     findings = in_requests(scenario, run, ended) or in_stages(scenario, run, ended)
     findings = findings or in_texts(scenario, run)
     if ended:
@@ -309,7 +315,21 @@ def judge(
     return findings or unshown(scenario, run)
 
 
+def with_key(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The requests that are the client's: those with the right key, if it sent any.
+
+    Another program can send requests without the key to the same address. After a redirect all
+    requests count, because HTTP libraries remove the key when they follow one.
+    """
+    if all(entry.authorization != "right" for entry in entries):
+        return entries
+    statuses = [entry.status for entry in entries]
+    redirect = next((i for i, status in enumerate(statuses) if 300 <= status < 400), len(entries))
+    return [e for i, e in enumerate(entries) if e.authorization == "right" or i > redirect]
+
+
 def verdict(findings: Iterable[Finding]) -> str:
+    """"passed", "failed" or "not judged"."""
     severities = {finding.severity for finding in findings}
     return "failed" if FAULT in severities else NOT_JUDGED if severities else "passed"
 
@@ -317,7 +337,7 @@ def verdict(findings: Iterable[Finding]) -> str:
 def report(
     scenarios: Mapping[str, Scenario], entries: Sequence[Entry], dropped: int
 ) -> dict[str, Any]:
-    """The verdict on the requests of a request log, which are taken as one run of a client."""
+    """The verdict on requests, which are taken as one run of a client, as JSON data."""
     name = (entries[0].scenario or "plain") if entries else "plain"
     scenario = scenarios.get(name, scenarios["plain"])
     findings = judge(scenario, entries, dropped)
@@ -334,7 +354,7 @@ def report(
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request, the faithful reply to it (None if the mock refused it), and the reply served."""
+    """A request, the good body for it (None if the mock refused it), and the reply served."""
 
     entry: Entry
     good: Any
@@ -342,29 +362,33 @@ class Exchange:
 
     @property
     def changed(self) -> bool:
+        """Whether the reply differs from that of the scenario `plain`."""
         plain = Reply(200, self.good)
-        # As text too, because in Python 1 == True.
+        # Compare the JSON text too, because in Python 1 == True.
         differs = self.reply != plain or self.reply.data() != plain.data()
         return self.good is not None and differs
 
 
 def exchange(entry: Entry, scenario: Scenario) -> Exchange:
+    """The request with its reply, made again."""
     if entry.refused:
         return Exchange(entry, None, Reply(entry.status))
     good = endpoints.REPLIES[entry.endpoint](entry.body)
-    if entry.scenario != scenario.name:  # plain, or where a redirect leads to
+    if entry.scenario != scenario.name:  # the plain scenario, or the target of a redirect
         return Exchange(entry, good, Reply(200, good))
     return Exchange(entry, good, scenario.reply(entry.endpoint, good, entry.body))
 
 
 def of(run: Sequence[Exchange], path: str) -> list[Exchange]:
+    """The requests to an endpoint."""
     return [each for each in run if each.entry.endpoint == path]
 
 
 def broken(scenario: Scenario, run: Sequence[Exchange]) -> int | None:
-    """The place of the first reply that must be refused."""
+    """The position of the first reply that must be refused; None if there is none."""
     own = of(run, scenario.path)
-    usual = bool(scenario.beside and own and own[0].changed)  # then the fault is to differ from it
+    # With `beside` the fault is that a reply differs from the first one.
+    usual = bool(scenario.beside and own and own[0].changed)
     for i, each in enumerate(run):
         mine = scenario.expected == REFUSES and each.entry.endpoint == scenario.path
         if each.reply.status != 200 or (mine and each.changed != usual):
@@ -373,11 +397,11 @@ def broken(scenario: Scenario, run: Sequence[Exchange]) -> int | None:
 
 
 def rows(run: Sequence[Exchange]) -> list[tuple[str, float]] | None:
-    """(document, score) for every row that the reranker returned; None if it was not asked."""
+    """(document, score) for each row of the reranker's reply; None without a rerank request."""
     for each in of(run, RERANK):
         body = each.reply.body
         items = body if isinstance(body, list) else body.get("results", body.get("data"))
-        documents = each.entry.body["documents"]
+        documents = models.documents_of(each.entry.body)
         names = ("relevance_score", "score")
         return [
             (documents[row["index"]], next(row[name] for name in names if name in row))
@@ -387,7 +411,7 @@ def rows(run: Sequence[Exchange]) -> list[tuple[str, float]] | None:
 
 
 def vectors(run: Sequence[Exchange], by_position: bool = False) -> dict[str, list[float]]:
-    """{input: vector} in the order sent, bound by index or, as a wrong client does, by position."""
+    """{input: vector} in the order sent, bound by index, or wrongly by position."""
     bound = {}
     for each in of(run, EMBEDDINGS):
         items = each.reply.body["data"]
@@ -399,7 +423,7 @@ def vectors(run: Sequence[Exchange], by_position: bool = False) -> dict[str, lis
 
 
 def cosines(question: str, bound: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """{input: similarity to the question}, without the question."""
+    """{input: cosine similarity to the question}, without the question."""
     norm = {text: math.hypot(*vector) for text, vector in bound.items()}
     return {
         text: product / (norm[text] * norm[question])
@@ -408,7 +432,7 @@ def cosines(question: str, bound: Mapping[str, Sequence[float]]) -> dict[str, fl
 
 
 def products(question: str, bound: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """{input: dot product with the question}, which is no similarity unless lengths are 1."""
+    """{input: dot product with the question}, without the question."""
     return {
         text: sum(a * b for a, b in zip(bound[question], vector))
         for text, vector in bound.items()
@@ -417,13 +441,14 @@ def products(question: str, bound: Mapping[str, Sequence[float]]) -> dict[str, f
 
 
 def best(values: Mapping[str, float], count: int) -> list[str]:
+    """The keys with the highest values, highest first."""
     return sorted(values, key=lambda text: -values[text])[:count]
 
 
 def said(run: Sequence[Exchange]) -> dict[str, Any]:
-    """What the chat model wrote: {"answer", "source_ids"} where that can be read, else {}.
+    """What the chat model wrote: {"answer", "source_ids"}, or {} if it cannot be read.
 
-    With quotes it is {"answer", "citations", "source_ids"}, with the ids in the order first cited.
+    With quotes it has `citations` too, and `source_ids` are in the order first cited.
     """
     for each in of(run, CHAT):
         try:
@@ -438,19 +463,20 @@ def said(run: Sequence[Exchange]) -> dict[str, Any]:
 
 
 def asked(run: Sequence[Exchange]) -> dict[str, Any]:
-    """{"question", "sources"} as the chat model got them; {} if it was not asked."""
+    """{"question", "sources"} of the chat request; {} without one."""
     for each in of(run, CHAT):
-        return models.question_and_sources(each.entry.body["messages"]) or {}
+        return models.asked_of(each.entry.body) or {}
     return {}
 
 
 def home(texts: Iterable[str], *parts: str) -> str | None:
-    """The shortest of the texts that holds all the parts."""
+    """The shortest of the texts that contain all the parts."""
     holding = [text for text in texts if all(part in text for part in parts)]
     return min(holding, key=len, default=None)
 
 
 def shown(value: Any, limit: int = 100) -> str:
+    """A value as JSON text of at most `limit` characters."""
     plain = isinstance(value, str) and value.isprintable()
     text = json.dumps(value, ensure_ascii=not plain)
     return text if len(text) <= limit else f'{text[: limit - 2]}…"'
@@ -460,7 +486,7 @@ def shown(value: Any, limit: int = 100) -> str:
 
 
 def in_requests(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None) -> list[Finding]:
-    """Requests that no client may send, whatever the replies: the first of each kind."""
+    """Requests that no client may send, whatever the replies are: the first of each kind."""
     if not run:
         return [found(scenario, "no-request", how(ended) if ended else "nothing")]
     kinds: dict[str, Finding] = {}
@@ -468,13 +494,13 @@ def in_requests(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None
     stop = broken(scenario, run)
     for i, each in enumerate(run):
         entry = each.entry
-        line = f"{entry.method} {entry.path}"
+        line = f"{entry.method} {entry.address}"
         same = (entry.endpoint, entry.body)
         came = f"{line}, answered {entry.status}: {entry.refused}"
         elsewhere = (entry.scenario or "plain") != scenario.name
         if elsewhere and not (entry.refused and scenario.name == "plain"):
             kinds.setdefault("address-changed", found(scenario, "address-changed", line))
-        elif entry.refused and i == stop:  # one that comes later should not have come at all
+        elif entry.refused and i == stop:  # a later one is a fault of another kind
             kinds.setdefault("request-refused", found(scenario, "request-refused", came))
         elif entry.key_in_body or entry.key_elsewhere:
             kinds.setdefault("key-elsewhere", found(scenario, "key-elsewhere", line))
@@ -485,13 +511,13 @@ def in_requests(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None
 
 
 def in_stages(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None) -> list[Finding]:
-    """Requests that come too early, too late, too often or not at all."""
+    """Requests that are too early, too late, too many or missing."""
     stop = broken(scenario, run)
     if stop is not None:
         after = [each.entry.endpoint for each in run[stop + 1 :]]
-        # Batches that are sent at the same time may be on their way when the first reply is bad.
-        on_their_way = run[stop].entry.endpoint == EMBEDDINGS and len(after) < MOST_AT_A_TIME
-        late = [path for path in after if path != EMBEDDINGS or not on_their_way]
+        # Further batches may already have been sent when the bad reply arrives.
+        under_way = run[stop].entry.endpoint == EMBEDDINGS and len(after) < MOST_AT_A_TIME
+        late = [path for path in after if path != EMBEDDINGS or not under_way]
         if late:
             came = f"POST {late[0]} after {scenario.serves}"
             return [found(scenario, "went-on", came)]
@@ -519,10 +545,12 @@ def in_stages(scenario: Scenario, run: Sequence[Exchange], ended: Ended | None) 
     if not missing:
         return []
     end = f"; {how(ended)}" if ended else ""
-    return [found(scenario, "stage-missing", f"{flow}, and nothing to {missing[0]}{end}")]
+    came = f"{flow}, and no request to {missing[0]} with the right key{end}"
+    return [found(scenario, "stage-missing", came)]
 
 
 def may_refuse(scenario: Scenario, run: Sequence[Exchange]) -> bool:
+    """Whether the client got a reply that it may accept or refuse."""
     return scenario.expected == EITHER and any(each.changed for each in run)
 
 
@@ -530,7 +558,7 @@ def may_refuse(scenario: Scenario, run: Sequence[Exchange]) -> bool:
 
 
 def in_texts(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
-    """Texts that were not embedded, and records that are not the best ones."""
+    """Texts that were not embedded, and documents and sources that are not the best ones."""
     inputs = [text for each in of(run, EMBEDDINGS) for text in models.inputs_of(each.entry.body)]
     again = [text for text, count in Counter(inputs).items() if count > 1]
     if again:
@@ -538,7 +566,7 @@ def in_texts(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
     stop = broken(scenario, run)
     if stop is not None and run[stop].entry.endpoint == EMBEDDINGS:
         return []
-    questions = [each.entry.body["query"] for each in of(run, RERANK)]
+    questions = [models.query_of(each.entry.body) for each in of(run, RERANK)]
     questions += [asked(run)["question"]] if asked(run) else []
     if not questions:
         return []
@@ -558,10 +586,11 @@ def in_texts(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
 
 
 def in_documents(scenario: Scenario, run: Sequence[Exchange], question: str) -> list[Finding]:
+    """Documents that were not embedded, or are not the most similar ones."""
     values = cosines(question, vectors(run))
     for each in of(run, RERANK):
         homes = []
-        for document in each.entry.body["documents"]:
+        for document in models.documents_of(each.entry.body):
             homes.append(home(values, document))
             if homes[-1] is None:
                 near = nearest(document, values)
@@ -570,9 +599,10 @@ def in_documents(scenario: Scenario, run: Sequence[Exchange], question: str) -> 
         left = {text: value for text, value in values.items() if text not in kept}
         lowest = min(kept, key=lambda text: values[text])
         if left and max(left.values()) > values[lowest] + CLOSE:
-            came = f"{shown(lowest, 50)} was sent, and {shown(best(left, 1)[0], 50)} is nearer"
+            nearer = shown(best(left, 1)[0], 50)
+            came = f"{shown(lowest, 50)} was sent, and {nearer} is more similar"
             ways = [
-                f"exactly the documents that one gets {way}"
+                f"ranking {way} gives exactly these documents"
                 for way, wrong in misread_vectors(run, question).items()
                 if set(best(wrong, len(kept))) == kept
             ]
@@ -581,7 +611,7 @@ def in_documents(scenario: Scenario, run: Sequence[Exchange], question: str) -> 
 
 
 def misread_vectors(run: Sequence[Exchange], question: str) -> dict[str, dict[str, float]]:
-    """Similarities as wrong clients have them."""
+    """{a wrong way of ranking: {input: what it sorts by}}."""
     return {
         BY_POSITION: cosines(question, vectors(run, by_position=True)),
         BY_PRODUCT: products(question, vectors(run)),
@@ -592,9 +622,9 @@ def misread_vectors(run: Sequence[Exchange], question: str) -> dict[str, dict[st
 
 
 def misread_rows(run: Sequence[Exchange]) -> dict[str, list[str]]:
-    """The order of documents as wrong clients have it."""
+    """{a wrong way of sorting: the documents in its order}."""
     ranked = rows(run) or []
-    documents = [text for each in of(run, RERANK) for text in each.entry.body["documents"]]
+    documents = [text for each in of(run, RERANK) for text in models.documents_of(each.entry.body)]
     return {
         BY_ROWS: [text for text, _ in ranked],
         "in the order of the documents": documents,
@@ -603,7 +633,7 @@ def misread_rows(run: Sequence[Exchange]) -> dict[str, list[str]]:
 
 
 def ranking(run: Sequence[Exchange], question: str) -> dict[str, float]:
-    """{document or input: what sources are ordered by}."""
+    """{document or input: the score or similarity by which sources are sorted}."""
     ranked = rows(run)
     if ranked is None:
         return cosines(question, vectors(run))
@@ -611,10 +641,10 @@ def ranking(run: Sequence[Exchange], question: str) -> dict[str, float]:
 
 
 def homes_of_sources(run: Sequence[Exchange], question: str) -> list[str | None]:
-    """For each source the document or, without a rerank, the input that holds it."""
+    """For each source the document, or without a rerank the input, that contains it."""
     texts: Iterable[str] = vectors(run).keys() - {question}
     for each in of(run, RERANK):
-        texts = each.entry.body["documents"]
+        texts = models.documents_of(each.entry.body)
     found_in = []
     for source in asked(run)["sources"]:
         whole = home(texts, source.get("title", ""), source["text"])
@@ -623,6 +653,7 @@ def homes_of_sources(run: Sequence[Exchange], question: str) -> list[str | None]
 
 
 def in_sources(scenario: Scenario, run: Sequence[Exchange], question: str) -> list[Finding]:
+    """Sources that are not the client's records, not ranked, or not the best ones."""
     sources = asked(run)["sources"]
     if not 1 <= len(sources) <= MOST_SOURCES:
         return [found(scenario, "sources-too-many", f"{len(sources)} sources")]
@@ -638,7 +669,7 @@ def in_sources(scenario: Scenario, run: Sequence[Exchange], question: str) -> li
             near = nearest(source["text"], vectors(run))
             return [found(scenario, "source-not-known", f"{name}: {shown(source['text'])}", near)]
         record = RECORDS.get(source["id"], source)
-        own = home(vectors(run), record["text"])  # one of knowledge.json, and not another's
+        own = home(vectors(run), record["text"])  # whether the client uses knowledge.json
         titles = (None, record.get("title"))
         same = source["text"] == record["text"] and source.get("title") in titles
         if own and not same:
@@ -653,12 +684,12 @@ def in_sources(scenario: Scenario, run: Sequence[Exchange], question: str) -> li
         return []
     came = f"{', '.join(map(shown, ids))} with {', '.join(f'{value:.4f}' for value in sent)}"
     came += f"; the best of the rest has {max(left):.4f}" if left else ""
-    ways = [f"exactly the sources that one gets {way}" for way in misreadings(run, question)]
+    ways = [f"ranking {way} gives exactly these sources" for way in misreadings(run, question)]
     return [found(scenario, "sources-not-best", came, ways[0] if ways else "")]
 
 
 def misreadings(run: Sequence[Exchange], question: str) -> list[str]:
-    """The wrong ways of ranking that lead to the sources that were sent, in their order."""
+    """The wrong ways of ranking that give the sources that were sent, in the same order."""
     homes = homes_of_sources(run, question)
     if rows(run) is None:
         wrong = misread_vectors(run, question)
@@ -669,6 +700,7 @@ def misreadings(run: Sequence[Exchange], question: str) -> list[str]:
 
 
 def nearest(text: str, texts: Iterable[str]) -> str:
+    """The most similar of the texts; "" if none is similar."""
     near = difflib.get_close_matches(text, list(texts), n=1, cutoff=0.6)
     return shown(near[0]) if near else ""
 
@@ -677,7 +709,7 @@ def nearest(text: str, texts: Iterable[str]) -> str:
 
 
 def due(scenario: Scenario, run: Sequence[Exchange]) -> set[str]:
-    """How a correct client may end; empty where a request is missing, which is a finding."""
+    """How a correct client may end; empty if a request is missing, which is a finding."""
     if broken(scenario, run) is not None:
         return {REFUSES}
     ends = {REFUSES} if may_refuse(scenario, run) else set()
@@ -689,7 +721,7 @@ def due(scenario: Scenario, run: Sequence[Exchange]) -> set[str]:
 
 
 def how(ended: Ended) -> str:
-    """The end in words."""
+    """How a command ended, in words, with the most useful line of stderr."""
     if ended.status is None:
         return "killed"
     lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -698,6 +730,7 @@ def how(ended: Ended) -> str:
 
 
 def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended, key: str) -> list[Finding]:
+    """What is wrong with the exit status and the two streams."""
     findings = []
     out = ended.stdout.decode("utf-8", "replace")
     for name, data in (("stdout", ended.stdout), ("stderr", ended.stderr)):
@@ -710,13 +743,13 @@ def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended, key: str) 
         return findings
     if ended.status != 0:
         if REFUSES not in ends:
-            findings.append(found(scenario, "refused", f"{scenario.serves}; {how(ended)}"))
+            findings.append(found(scenario, "refused", how(ended)))
         if out:
             came = f"exit status {ended.status}, stdout {shown(out)}"
             findings.append(found(scenario, "stdout-not-empty", came))
     elif ends == {REFUSES}:
         code = "accepted" if out.strip() else "exit-zero"
-        came = f"{scenario.serves}; exit status 0, stdout {shown(out)}"
+        came = f"exit status 0, stdout {shown(out)}"
         findings.append(found(scenario, code, came, wrote(run) if scenario.path == CHAT else ""))
     else:
         findings += in_document(scenario, run, ended.stdout, ends)
@@ -724,7 +757,7 @@ def in_end(scenario: Scenario, run: Sequence[Exchange], ended: Ended, key: str) 
 
 
 def wrote(run: Sequence[Exchange]) -> str:
-    """What the chat model wrote, and which ids it had."""
+    """What the chat model wrote, and the ids of the sources."""
     for each in of(run, CHAT):
         try:
             content = each.reply.body["choices"][0]["message"]["content"]
@@ -739,7 +772,7 @@ def wrote(run: Sequence[Exchange]) -> str:
 def in_document(
     scenario: Scenario, run: Sequence[Exchange], stdout: bytes, ends: set[str]
 ) -> list[Finding]:
-    """What is wrong with the document of a run that ended well."""
+    """What is wrong with the document on stdout."""
     try:
         document = models.plain_data(stdout.decode("utf-8"))
         answer, sources = document["answer"], document["sources"]
@@ -773,12 +806,12 @@ def in_document(
 def in_quotes(
     scenario: Scenario, quotes: Any, citations: Sequence[Any], texts: Mapping[str, str]
 ) -> list[Finding]:
-    """What is wrong with the quotes that were published; nothing, where none were asked for."""
+    """What is wrong with the published quotes. Without citations nothing is expected."""
     if not citations:
         return []
-    wanted = [(cited["source_id"], plain_marks(cited["quote"])) for cited in citations]
+    wanted = [(cited["source_id"], comparable(cited["quote"])) for cited in citations]
     try:
-        came = [(each["id"], plain_marks(each["text"])) for each in quotes]
+        came = [(each["id"], comparable(each["text"])) for each in quotes]
         ours = [texts[each["id"]][each["start"] : each["end"]] for each in quotes]
         numbers = {type(each[name]) for each in quotes for name in ("start", "end")}
         exact = ours == [each["text"] for each in quotes] and numbers == {int}
@@ -790,17 +823,22 @@ def in_quotes(
     return [found(scenario, "quotes-differ", shown(quotes, 200), near)]
 
 
-def plain_marks(text: str) -> str:
-    """A quote without what it may differ in: composed, with plain marks and single spaces."""
+def comparable(text: str) -> str:
+    """A quote in the form in which quotes are compared.
+
+    Case, white space, kinds of quotation marks and dashes, the form of accents, and sentence marks
+    at the ends do not count.
+    """
     signs = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−", "'" * 4 + '"' * 4 + "-" * 7)
-    return " ".join(unicodedata.normalize("NFC", text).translate(signs).split())
+    plain = unicodedata.normalize("NFC", text).casefold().translate(signs)
+    return "".join(plain.split()).strip(".,;:!?'\"()[]。，；：！？")
 
 
 # ---- what a run could not show -------------------------------------------------------------------
 
 
 def met(scenario: Scenario, run: Sequence[Exchange]) -> bool:
-    """Whether the client got what the scenario is about."""
+    """Whether the client got the reply that the scenario is about."""
     own = of(run, scenario.path)
     if scenario.asks and not any(scenario.asks(each.entry.body) for each in own):
         return False
@@ -811,7 +849,7 @@ def met(scenario: Scenario, run: Sequence[Exchange]) -> bool:
 
 
 def unshown(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
-    """Why a run without faults is no proof, if it is none."""
+    """The reasons why a run without faults proves nothing; [] if it does prove something."""
     if not met(scenario, run):
         return [found(scenario, "not-served", "plain replies only")]
     sources = {source["id"] for source in asked(run).get("sources", [])}
@@ -823,6 +861,6 @@ def unshown(scenario: Scenario, run: Sequence[Exchange]) -> list[Finding]:
         inputs = vectors(run)
         question = home(inputs, asked(run)["question"])
         if question and scenario.told_from in misreadings(run, question):
-            came = f"the same sources, {scenario.told_from}"
+            came = f"ranking {scenario.told_from} gives the same sources"
             return [found(scenario, "order-not-told", came)]
     return []

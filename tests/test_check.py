@@ -1,4 +1,4 @@
-"""The conformance check: what passes passes, what is at fault is named, and nothing hangs it."""
+"""The conformance check: correct clients pass, each fault is named, and no client hangs it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,24 +16,35 @@ import tempfile
 import threading
 import time
 import unittest
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import mock_server.__main__ as command_line
-import rag
-from mock_server.check import Judged, as_json, check, command_client, execute, explained, row
+from mock_server.check import (
+    Client,
+    Judged,
+    as_json,
+    check,
+    chosen,
+    command_client,
+    execute,
+    explained,
+    row,
+)
 from mock_server.contract import CONTRACT
 from mock_server.request_log import Entry
-from mock_server.scenarios import ANSWERS, SCENARIOS, TABLE, Scenario
+from mock_server.scenarios import ANSWERS, REFUSES, SCENARIOS, TABLE, Scenario
+from mock_server.server import MockServer
 from mock_server.verdict import FAULT, NOT_JUDGED, RULES, UNSHOWN, Ended, Finding, judge, verdict
 from tests.clients.faulty import CLIENT, MUTANTS, Mutant, in_process
-from tests.support import ROOT, RagTestCase, run_rag
+from tests.support import ROOT, RagTestCase, Result, run_rag
 
 NODE = ROOT / "tests" / "clients" / "node.mjs"
 SOURCE = CLIENT.read_text("utf-8")
-# What the second client does not ask for, and so is never served.
+ROW_CHECK = '        need("id" not in row, "")\n        index = read_index(row.get'
+# The client in Python asks for neither base64 nor quotes.
 NEVER_SERVED = [scenario.name for scenario in TABLE if scenario.asks]
 
 
@@ -40,29 +52,25 @@ def codes(judged: Judged) -> list[str]:
     return [finding.code for finding in judged.findings]
 
 
-def rag_client(environ: Mapping[str, str]) -> Ended:
-    """rag.py in this process, as a client of the check."""
-    result = run_rag(environ=environ)
-    return Ended(result.status, result.stdout.encode(), result.stderr.encode())
-
-
 def own_records(*texts: str) -> str:
-    """The second client with records of its own."""
+    """The source of the client with other records."""
     records = [{"id": f"r{i}", "text": text} for i, text in enumerate(texts)]
     return SOURCE.replace("records = read_records()\n", f"records = {records}\n")
 
 
+def run_with(client: Client, *names: str, jobs: int = 1) -> list[Judged]:
+    """The results of these scenarios, in table order."""
+    results = check(client, chosen(names), jobs)
+    return [judged for judged in results if judged.scenario.name in names]
+
+
 def run_in(*names: str, source: str = SOURCE) -> list[Judged]:
-    return list(check(in_process(source), [SCENARIOS[name] for name in names]))
+    """The results of these scenarios for a client with this source."""
+    return run_with(in_process(source), *names)
 
 
 class TestClientsThatKeepTheContract(unittest.TestCase):
-    def test_rag_py_passes_in_every_scenario(self) -> None:
-        results = list(check(rag_client, TABLE))
-        self.assertEqual([each.scenario for each in results], list(TABLE))
-        self.assertEqual({each.scenario.name: codes(each) for each in results if each.findings}, {})
-
-    def test_the_second_client_passes_in_every_scenario_that_it_meets(self) -> None:
+    def test_the_client_in_python_passes_in_every_scenario_that_it_meets(self) -> None:
         scenarios = [scenario for scenario in TABLE if scenario.name != "silence"]
         results = list(check(in_process(SOURCE), scenarios, jobs=2))
         results += run_in("silence", source=SOURCE.replace("TIMEOUT = 5.0", "TIMEOUT = 0.3"))
@@ -78,15 +86,14 @@ class TestClientsThatKeepTheContract(unittest.TestCase):
             "answer-repeated-key answer-key-proto rerank-score-1e999"
         ).split()
         client = command_client(["node", str(NODE)], threading.Event())
-        results = list(check(client, [SCENARIOS[name] for name in names], jobs=2))
+        results = run_with(client, *names, jobs=2)
         self.assertEqual(
-            [(each.scenario.name, each.verdict) for each in results],
-            [(name, "passed") for name in names],
+            {each.scenario.name: each.verdict for each in results}, dict.fromkeys(names, "passed")
         )
 
     def test_the_same_client_gets_the_same_verdict_however_many_jobs_there_are(self) -> None:
         names = ("plain", "http-500", "rerank-index-negative", "answer-fence", "rerank-nothing")
-        scenarios = [SCENARIOS[name] for name in names]
+        scenarios = chosen(names)
         client = in_process(MUTANTS[0].source)
         one, four = (
             json.dumps(as_json([], list(check(client, scenarios, jobs)))) for jobs in (1, 4)
@@ -119,7 +126,7 @@ class TestMutants(unittest.TestCase):
     def test_the_command_of_a_mutant_is_the_client_with_that_fault(self) -> None:
         command = [sys.executable, "-m", "tests.clients.faulty", "exit status 0 on failure"]
         client = command_client(command, threading.Event())
-        (judged,) = check(client, [SCENARIOS["http-500"]])
+        (judged,) = run_with(client, "http-500")
         self.assertEqual(codes(judged), ["exit-zero"])
 
 
@@ -135,62 +142,126 @@ for each in MUTANTS:
     add_test(each)
 
 
-class TestQuotes(unittest.TestCase):
-    """Faults put into rag.py, which is the client that asks for quotes."""
+class TestRefusalsThatProveNothing(unittest.TestCase):
+    """Small wrong programs, none of which may pass a refusal that it did not make."""
 
-    def found(self, scenario: str, name: str, fault: Any) -> list[str]:
-        rag.folded.cache_clear()
-        self.addCleanup(rag.folded.cache_clear)
-        with mock.patch.object(rag, name, fault):
-            (judged,) = check(rag_client, [SCENARIOS[scenario]])
-        return codes(judged)
+    def verdicts(self, client: Client) -> dict[str, set[str]]:
+        """{verdict: the scenarios with it} for all scenarios, without the slow one."""
+        scenarios = [each for each in chosen() if each.name != "silence"]
+        found: dict[str, set[str]] = {"passed": set(), "failed": set(), "not judged": set()}
+        for judged in check(client, scenarios):
+            found[judged.verdict].add(judged.scenario.name)
+        return found
 
-    def test_quotes_that_are_not_looked_for_are_found_out(self) -> None:
-        def anywhere(quote: str, text: str) -> tuple[int, int]:
-            return 0, len(text)
+    def test_a_client_that_ends_at_once_passes_nothing(self) -> None:
+        found = self.verdicts(lambda environ: Ended(1, b"", b""))
+        self.assertEqual(found, {"passed": set(), "failed": {"plain"}, "not judged": set()})
 
-        for scenario in (
-            "quotes-digit quotes-word-dropped quotes-sign quotes-stitched quotes-ellipsis "
-            "quotes-other-source quotes-title quotes-other-case quotes-empty"
-        ).split():
-            self.assertEqual(self.found(scenario, "place_of", anywhere), ["accepted"], scenario)
+    def test_a_client_that_ends_after_good_embeddings_requests_passes_nothing(self) -> None:
+        source = SOURCE.replace('            stage = "rerank"\n', '            need(False, "")\n')
+        source = source.replace('            stage = "answer"\n', '            need(False, "")\n')
+        found = self.verdicts(in_process(source))
+        self.assertEqual(found["passed"], set())
+        self.assertLessEqual({"http-500", "rerank-score-null", "quotes-digit"}, found["not judged"])
+        self.assertLessEqual({"plain", "plain-no-rerank", "rerank-logits"}, found["failed"])
 
-    def test_each_rule_for_quotes_that_is_left_out_is_found_out(self) -> None:
-        for name, fault, scenario in (
-            ("folded_sign", lambda sign: sign.lower(), "quotes-other-case"),
-            ("whole_words", lambda text, start, end: True, "quotes-inside-a-word"),
-            ("words", lambda text: 3, "quotes-short"),
-            ("check_said", lambda said, ids: None, "quotes-no-citation"),
-            ("check_said", lambda said, ids: None, "quotes-null"),
+    def test_a_client_that_refuses_all_replies_of_a_stage_passes_only_earlier_refusals(
+        self,
+    ) -> None:
+        for check_of, stages in (
+            ("need(len(rows) == size,", set()),
+            ('need("id" not in row,', {"embeddings"}),
+            ("need(len(choices) == 1,", {"embeddings", "rerank"}),
         ):
-            self.assertEqual(self.found(scenario, name, fault), ["accepted"], scenario)
+            never = check_of[: check_of.index("(") + 1] + "False,"
+            source = SOURCE.replace("        index = read_index(row.get", ROW_CHECK)
+            found = self.verdicts(in_process(source.replace(check_of, never)))
+            passed = [SCENARIOS[name] for name in found["passed"]]
+            refusals = {each.stage for each in passed if each.expected == REFUSES}
+            self.assertEqual(refusals, stages, check_of)
 
-    def test_presentation_that_is_not_folded_is_found_out(self) -> None:
-        for scenario in ("quotes-white-space", "quotes-curly", "quotes-combining"):
-            found = self.found(scenario, "folded_sign", lambda sign: sign)
-            self.assertEqual(found, ["refused"], scenario)
+    def test_a_client_that_prints_a_fixed_answer_passes_no_refusal(self) -> None:
+        good = in_process(SOURCE)
+        with MockServer() as server:
+            fixed = good(server.environment())
 
-    def test_published_quotes_that_are_no_slices_of_the_record_are_found_out(self) -> None:
-        good = rag.published
-        for change in (
+        def client(environ: Mapping[str, str]) -> Ended:
+            good(environ)
+            return fixed
+
+        found = self.verdicts(client)
+        refusing = {each.name for each in TABLE if each.expected == REFUSES}
+        self.assertEqual(found["passed"] & refusing, set())
+        self.assertIn("plain", found["passed"])
+
+    def test_another_fault_counts_also_where_the_stage_was_not_reached(self) -> None:
+        refusing = in_process(SOURCE.replace("need(len(rows) == size,", "need(False,"))
+
+        def client(environ: Mapping[str, str]) -> Ended:
+            ended = refusing(environ)
+            key = environ["API_KEY"].encode() if "scenario" in environ["API_BASE_URL"] else b""
+            return dataclasses.replace(ended, stderr=key)
+
+        (judged,) = run_with(client, "http-500")
+        self.assertEqual((codes(judged), judged.verdict), (["key-printed"], "failed"))
+
+
+class TestQuotes(RagTestCase):
+    """rag.py asks for quotes; here another end is put in the place of its own."""
+
+    def found(self, name: str, change: Callable[[Result], Ended]) -> list[str]:
+        scenario, server = SCENARIOS[name], self.serve()
+        environ = {**server.environment(name), **scenario.settings}
+        ended = change(run_rag(environ=environ))
+        findings = judge(scenario, server.request_log.entries, ended=ended)
+        return [finding.code for finding in findings]
+
+    def published(self, **change: Any) -> Callable[[Result], Ended]:
+        """An end with the document of a good run, whose quote has these changes."""
+        server = self.serve()
+        document = run_rag(environ={**server.environment(), "RAG_QUOTES": "1"}).document
+        quotes = [{**document["quotes"][0], **change}]
+        text = json.dumps({**document, "quotes": quotes})
+        return lambda result: Ended(0, text.encode(), b"")
+
+    def test_an_answer_from_a_refused_quote_is_found(self) -> None:
+        for scenario in TABLE:
+            if scenario.group == "quotes" and scenario.expected == REFUSES:
+                found = self.found(scenario.name, self.published())
+                self.assertEqual(found, ["accepted"], scenario.name)
+
+    def test_the_refusal_of_a_quote_that_must_be_accepted_is_found(self) -> None:
+        for name in ("quotes", "quotes-white-space", "quotes-curly", "quotes-combining"):
+            found = self.found(name, lambda result: Ended(1, b"", b""))
+            self.assertEqual(found, ["refused"], name)
+
+    def test_a_quote_in_the_other_case_may_be_refused_or_published_as_the_record_has_it(
+        self,
+    ) -> None:
+        self.assertEqual(self.found("quotes-other-case", lambda result: Ended(1, b"", b"")), [])
+        self.assertEqual(self.found("quotes-other-case", self.published()), [])
+
+    def test_published_quotes_that_are_not_slices_of_the_record_are_found(self) -> None:
+        changes: list[dict[str, Any]] = [
             {"start": 1},
             {"end": 3},
             {"text": "On Saturday"},
             {"id": "hours-weekdays"},
             {"start": None},
-        ):
+        ]
+        for change in changes:
+            self.assertEqual(self.found("quotes", self.published(**change)), ["quotes-differ"])
 
-            def wrong(checked: Any, sources: Any) -> Any:
-                document = good(checked, sources)
-                return {**document, "quotes": [{**document["quotes"][0], **change}]}  # noqa: B023
+    def test_published_quotes_may_have_no_sentence_mark_at_their_end(self) -> None:
+        text = "On Saturday the library is open from 10:15 to 14:45"
+        self.assertEqual(self.found("quotes", self.published(end=len(text), text=text)), [])
 
-            self.assertEqual(self.found("quotes", "published", wrong), ["quotes-differ"], change)
+    def test_a_document_without_quotes_is_found(self) -> None:
+        def without(result: Result) -> Ended:
+            document = {name: result.document[name] for name in ("answer", "sources")}
+            return Ended(0, json.dumps(document).encode(), b"")
 
-        def without(checked: Any, sources: Any) -> Any:
-            document = good(checked, sources)
-            return {name: document[name] for name in ("answer", "sources")}
-
-        self.assertEqual(self.found("quotes", "published", without), ["quotes-differ"])
+        self.assertEqual(self.found("quotes", without), ["quotes-differ"])
 
 
 class TestFindings(unittest.TestCase):
@@ -204,25 +275,35 @@ class TestFindings(unittest.TestCase):
         found = self.finding("ids are trimmed", "answer-id-white-space", "accepted")
         self.assertEqual(found.scenario, "answer-id-white-space")
         self.assertEqual(found.severity, FAULT)
-        self.assertEqual(found.title, "it published from a reply that must be refused")
-        self.assertEqual(found.expected, "an exit status that is not 0, and nothing on stdout")
-        self.assertTrue(
-            found.came.startswith("an id with a space behind it; exit status 0, stdout")
+        self.assertEqual(
+            found.title, "the client published an answer from a reply that it must refuse"
         )
+        self.assertEqual(found.expected, "an exit status other than 0, and nothing on stdout")
+        self.assertTrue(found.came.startswith("exit status 0, stdout"))
         self.assertIn(r"\"source_ids\": [\"hours-saturday \"]", found.nearest)
         self.assertIn('the ids sent were "hours-saturday", ', found.nearest)
-        self.assertEqual(found.advice, "check the whole reply before you use any of it")
+        self.assertEqual(found.advice, "check each reply listed here before you use any part of it")
 
     def test_the_nearest_miss_names_the_wrong_way_that_gives_exactly_what_came(self) -> None:
         for mutant, scenario, code, way in (
-            ("vectors by position", "plain-no-rerank", "sources", "by position, not by index"),
+            (
+                "vectors by position",
+                "plain-no-rerank",
+                "sources",
+                "with vectors bound by position, not by index",
+            ),
             (
                 "dot product of vectors that are not scaled",
                 "embeddings-not-scaled",
                 "sources",
                 "by the dot product of vectors that are not scaled",
             ),
-            ("lowest similarity first", "plain-no-rerank", "sources", "with the lowest similarity"),
+            (
+                "lowest similarity first",
+                "plain-no-rerank",
+                "sources",
+                "with the lowest similarity first",
+            ),
             (
                 "rows are taken in their order",
                 "rerank-unsorted",
@@ -234,7 +315,7 @@ class TestFindings(unittest.TestCase):
             with self.subTest(mutant=mutant, scenario=scenario):
                 codes = {"sources": "sources-not-best", "documents": "documents-not-nearest"}
                 found = self.finding(mutant, scenario, codes[code])
-                self.assertIn(f"exactly the {code} that one gets {way}", found.nearest)
+                self.assertEqual(found.nearest, f"ranking {way} gives exactly these {code}")
 
     def test_a_text_that_is_nearly_another_is_shown_beside_it(self) -> None:
         found = self.finding("another question for the reranker", "plain", "question-differs")
@@ -245,8 +326,8 @@ class TestFindings(unittest.TestCase):
 
     def test_what_the_mock_refused_is_told_with_its_reason(self) -> None:
         found = self.finding("an extra field in a request", "plain", "request-refused")
-        path = "/run/check-0/v1/chat/completions"
-        self.assertEqual(found.came, f"POST {path}, answered 400: unknown field 'k'")
+        expected = "POST /v1/chat/completions, answered 400: unknown field 'k'"
+        self.assertEqual(found.came, expected)
 
     def test_a_stage_that_is_missing_is_told_with_how_the_client_ended(self) -> None:
         failing = SOURCE.replace(
@@ -256,7 +337,7 @@ class TestFindings(unittest.TestCase):
         (found,) = [each for each in judged.findings if each.code == "stage-missing"]
         self.assertEqual(
             found.came,
-            "/embeddings -> /rerank, and nothing to /chat/completions; "
+            "/embeddings -> /rerank, and no request to /chat/completions with the right key; "
             'exit status 1, stderr "client: rerank: no"',
         )
 
@@ -329,6 +410,46 @@ class TestFindings(unittest.TestCase):
             self.assertEqual([found.code for found in findings], expected, further)
 
 
+def wait_for_end(process: int) -> None:
+    """Wait until a process has ended, also if nobody has removed it from the process table."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        shown = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], stdout=subprocess.PIPE)
+        if shown.stdout.strip()[:1] in (b"", b"Z"):
+            return
+    raise AssertionError(f"process {process} is still there")
+
+
+class TestRequestsOfOthers(RagTestCase):
+    """Requests without the right key, which another program can send to the same address."""
+
+    def judged(self, name: str, *others: Entry) -> list[str]:
+        """The codes for a good run of rag.py with these requests before it."""
+        server = self.serve()
+        result = run_rag(environ=server.environment(name))
+        ended = Ended(result.status, result.stdout.encode(), result.stderr.encode())
+        entries = [*others, *server.request_log.entries]
+        return [found.code for found in judge(SCENARIOS[name], entries, ended=ended)]
+
+    def test_they_do_not_count(self) -> None:
+        image = Entry("GET", "/v1/favicon.ico", "", "missing", status=404, refused="no such path")
+        wrong = Entry("POST", "/v1/embeddings", "", "wrong", status=401, refused="wrong API key")
+        self.assertEqual(self.judged("plain", image, wrong), [])
+
+    def test_they_count_if_no_request_has_the_right_key(self) -> None:
+        entry = Entry("POST", "/v1/embeddings", "", "missing", status=401, refused="missing")
+        codes = [found.code for found in judge(SCENARIOS["plain"], [entry])]
+        self.assertEqual(codes, ["request-refused"])
+
+    def test_they_count_after_a_redirect_because_libraries_remove_the_key_there(self) -> None:
+        body = {"model": "mock-embedding", "input": ["a"]}
+        path = "/scenario/redirect-301/v1/embeddings"
+        first = Entry("POST", path, "redirect-301", "right", body=body, status=301)
+        second = Entry("GET", "/v1/embeddings", "", "missing", status=405, refused="GET")
+        found = judge(SCENARIOS["redirect-301"], [first, second], ended=Ended(1, b"", b""))
+        self.assertEqual([each.code for each in found], ["address-changed"])
+
+
 class TestCommands(unittest.TestCase):
     def python(self, code: str, seconds: float = 20.0) -> Ended:
         environ = {**os.environ, "API_KEY": "k"}
@@ -354,15 +475,22 @@ class TestCommands(unittest.TestCase):
         ended = self.python(code, seconds=0.5)
         self.assertIsNone(ended.status)
         self.assertLess(time.monotonic() - before, 60)
-        (judged,) = check(lambda environ: ended, [SCENARIOS["plain"]])
+        (judged,) = run_with(lambda environ: ended, "plain")
         self.assertEqual(codes(judged), ["no-request", "hang"])
 
-    def test_a_command_that_leaves_a_process_behind_does_not_hang_the_check(self) -> None:
+    @unittest.skipUnless(shutil.which("ps"), "needs process groups, and ps")
+    def test_a_process_that_a_command_leaves_behind_is_ended(self) -> None:
+        child = "import sys, time; print('begun', flush=True); time.sleep(600)"
         code = (
             "import subprocess, sys\n"
-            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+            f"command = [sys.executable, '-c', {child!r}]\n"
+            "process = subprocess.Popen(command, stdout=subprocess.PIPE)\n"
+            "process.stdout.readline()\n"
+            "print(process.pid)\n"
         )
-        self.assertEqual(self.python(code).status, 0)
+        ended = self.python(code)
+        self.assertEqual(ended.status, 0)
+        wait_for_end(int(ended.stdout))
 
     def test_a_command_without_an_end_to_its_output_is_killed(self) -> None:
         with mock.patch("mock_server.check.MAX_OUTPUT", 1000):
@@ -386,15 +514,27 @@ class TestCommands(unittest.TestCase):
 
         def client(environ: Mapping[str, str]) -> Ended:
             seen.append(environ)
-            return Ended(1, b"", b"")
+            return in_process(SOURCE.replace("TIMEOUT = 5.0", "TIMEOUT = 0.3"))(environ)
 
-        list(check(client, [SCENARIOS["silence"]]))
-        list(check(client, [SCENARIOS["embeddings-reversed"]]))
-        self.assertEqual(seen[0]["API_TIMEOUT"], "0.3")
-        self.assertRegex(seen[0]["API_BASE_URL"], "/run/check-0/scenario/silence/v1$")
-        self.assertEqual(
-            [each["API_RERANK_MODEL"] for each in seen], ["mock-rerank-of-the-check", ""]
-        )
+        run_with(client, "silence", "embeddings-reversed")
+        by_name = {each["API_BASE_URL"].split("/")[-2]: each for each in seen}
+        self.assertEqual(by_name["silence"]["API_TIMEOUT"], "0.3")
+        self.assertEqual(by_name["silence"]["API_RERANK_MODEL"], "mock-rerank-of-the-check")
+        self.assertEqual(by_name["embeddings-reversed"]["API_RERANK_MODEL"], "")
+        self.assertNotIn("API_TIMEOUT", by_name["embeddings-reversed"])
+
+    def test_keys_and_run_ids_cannot_be_guessed(self) -> None:
+        seen: list[Mapping[str, str]] = []
+
+        def client(environ: Mapping[str, str]) -> Ended:
+            seen.append(environ)
+            return in_process(SOURCE)(environ)
+
+        for _ in range(2):
+            run_with(client, "plain-no-rerank")
+        self.assertEqual(len({each["API_KEY"] for each in seen}), 2)
+        runs = [re.findall("/run/([A-Za-z0-9_-]{43})/", each["API_BASE_URL"]) for each in seen]
+        self.assertEqual(len({run for (run,) in runs}), len(seen))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,16 +560,19 @@ def call(*argv: str, client: Any = GOOD_CLIENT) -> Printed:
 
 
 class TestCommandLine(unittest.TestCase):
-    def test_a_client_that_passes_gets_a_table_and_0(self) -> None:
+    def test_what_passed_is_counted_and_shown_with_verbose_only(self) -> None:
         printed = call("check", "--scenario", "plain", "--scenario", "http-500", "--", "x")
-        self.assertEqual((printed.status, printed.stderr), (0, ""))
+        left_out = len(TABLE) - 2
+        total = f"2 passed, 0 failed, 0 not judged, {left_out} left out\n"
+        self.assertEqual(printed, Printed(0, total, ""))
+        argv = ("--verbose", "--scenario", "http-500", "--", "x")
         self.assertEqual(
-            printed.stdout,
+            call("check", *argv).stdout,
             "SCENARIO  A CORRECT CLIENT       VERDICT\n"
             "plain     answers                passed\n"
             "http-500  refuses at embeddings  passed\n"
             "\n"
-            "2 passed, 0 failed, 0 not judged\n",
+            f"{total}",
         )
 
     def test_a_client_that_fails_gets_its_findings_and_1(self) -> None:
@@ -441,7 +584,6 @@ class TestCommandLine(unittest.TestCase):
         self.assertEqual(
             table.split("\n")[1:],
             [
-                "plain     answers                passed",
                 "http-500  refuses at embeddings  failed  exit-zero",
                 "http-503  refuses at embeddings  failed  exit-zero",
             ],
@@ -449,23 +591,33 @@ class TestCommandLine(unittest.TestCase):
         self.assertEqual(
             findings.split("\n"),
             [
-                "exit-zero (fault): a failure ended with exit status 0",
+                "exit-zero (fault): the client failed with exit status 0",
                 "  in        http-500: status 500 for every request to /embeddings",
-                "  expected  an exit status that is not 0",
-                '  came      status 500 for every request to /embeddings; exit status 0, stdout ""',
+                "            http-503: status 503 for every request to /embeddings",
+                "  expected  an exit status other than 0",
+                '  came      exit status 0, stdout ""',
                 "  advice    exit with 1 when a stage fails",
-                "  also in   http-503: status 503 for every request to /embeddings",
             ],
         )
         again = "To see one alone: python -m mock_server check --scenario http-500 -- x\n"
-        self.assertEqual(end, f"{again}1 passed, 2 failed, 0 not judged\n")
+        total = f"1 passed, 2 failed, 0 not judged, {len(TABLE) - 3} left out\n"
+        self.assertEqual(end, f"{again}{total}")
+
+    def test_the_report_begins_with_a_plain_run_that_failed(self) -> None:
+        broken = in_process(SOURCE.replace("need(len(choices) == 1,", "need(False,"))
+        for scenario, plain in (("http-500", "plain"), ("embeddings-reversed", "plain-no-rerank")):
+            printed = call("check", "--scenario", scenario, "--", "x", client=broken)
+            first, _, row = printed.stdout.split("\n")[:3]
+            self.assertEqual(first, f"The client fails in the scenario {plain}: fix this first.")
+            self.assertRegex(row, f"^{plain} +answers +failed  refused$")
 
     def test_what_was_not_judged_is_shown_and_is_no_failure(self) -> None:
         printed = call("check", "--scenario", "embeddings-base64", "--", "x")
         self.assertEqual(printed.status, 0)
         self.assertIn("not judged  not-served\n", printed.stdout)
-        self.assertIn("not-served (not judged): the client never met", printed.stdout)
-        self.assertTrue(printed.stdout.endswith("\n0 passed, 0 failed, 1 not judged\n"))
+        self.assertIn("not-served (not judged): the client did not get", printed.stdout)
+        total = f"1 passed, 0 failed, 1 not judged, {len(TABLE) - 2} left out"
+        self.assertTrue(printed.stdout.endswith(f"\n{total}\n"))
 
     def test_as_json_it_is_one_document(self) -> None:
         argv = (
@@ -481,8 +633,8 @@ class TestCommandLine(unittest.TestCase):
         printed = call("check", *argv)
         document = json.loads(printed.stdout)
         scenarios = document.pop("scenarios")
-        counts = {"command": ["a", "b c"], "passed": 1, "failed": 0, "not_judged": 1}
-        self.assertEqual(document, counts)
+        counts = {"passed": 1, "failed": 0, "not_judged": 1, "left_out": len(TABLE) - 2}
+        self.assertEqual(document, {"command": ["a", "b c"], **counts})
         requests = ["/embeddings"] * 3 + ["/rerank", "/chat/completions"]
         expected = {
             "name": "plain",
@@ -498,10 +650,40 @@ class TestCommandLine(unittest.TestCase):
         (finding,) = scenarios[1]["findings"]
         self.assertEqual(list(finding), [field.name for field in dataclasses.fields(Finding)])
 
-    def test_a_group_is_all_its_scenarios_and_may_stand_beside_names(self) -> None:
-        names = [each.name for each in command_line.chosen(["http-500"], ["plain"])]
-        self.assertEqual(names, ["plain", "plain-no-rerank", "plain-abstention", "http-500"])
-        self.assertEqual(command_line.chosen(None, None), list(TABLE))
+    def test_scenarios_are_chosen_by_name_and_group_with_the_plain_runs_they_need(self) -> None:
+        def names(**options: list[str]) -> list[str]:
+            return [each.name for each in chosen(**options)]
+
+        self.assertEqual(names(), [each.name for each in TABLE])
+        self.assertEqual(names(names=["http-500"]), ["plain", "http-500"])
+        self.assertEqual(
+            names(names=["embeddings-reversed"]), ["plain-no-rerank", "embeddings-reversed"]
+        )
+        self.assertEqual(
+            names(names=["http-500"], groups=["plain"]),
+            ["plain", "plain-no-rerank", "plain-abstention", "http-500"],
+        )
+        without = names(groups=["plain", "quotes"], without=["plain"])
+        self.assertEqual([without[0], without[1]], ["plain", "quotes"])
+
+    def test_what_a_json_library_decides_can_be_left_out(self) -> None:
+        lenient = in_process(
+            SOURCE.replace('need(len(dict(pairs)) == len(pairs), "a repeated key")', "pass")
+        )
+        group = [each.name for each in TABLE if each.group == "json-library"]
+        self.assertEqual(len(group), 5)
+        argv = ("--group", "json-library", "--group", "plain", "--", "x")
+        printed = call("check", "--json", *argv, client=lenient)
+        failed = [
+            each["name"]
+            for each in json.loads(printed.stdout)["scenarios"]
+            if each["verdict"] == "failed"
+        ]
+        self.assertEqual((printed.status, failed), (1, group))
+        printed = call("check", "--without", "json-library", *argv, client=lenient)
+        total = f"3 passed, 0 failed, 0 not judged, {len(TABLE) - 3} left out"
+        expected = f"{total} (without json-library)\n"
+        self.assertEqual((printed.status, printed.stdout), (0, expected))
 
     def test_a_client_that_sends_nothing_is_run_once(self) -> None:
         runs: list[Mapping[str, str]] = []
@@ -512,9 +694,9 @@ class TestCommandLine(unittest.TestCase):
 
         printed = call("check", "--", "x", client=client)
         self.assertEqual((printed.status, len(runs)), (1, 1))
-        self.assertIn("no-request (fault): no request came\n", printed.stdout)
+        self.assertIn("no-request (fault): the client sent no request\n", printed.stdout)
         self.assertIn("  came      exit status 0\n", printed.stdout)
-        rest = f"{len(TABLE) - 1} not run: the first sent no request"
+        rest = f"{len(TABLE) - 1} left out (the first run sent no request, so no other was started)"
         self.assertTrue(printed.stdout.endswith(f"\n0 passed, 1 failed, 0 not judged, {rest}\n"))
 
     def test_a_command_that_cannot_be_started_is_127_and_one_line(self) -> None:
@@ -530,7 +712,7 @@ class TestCommandLine(unittest.TestCase):
             (("check", "--jobs", "0", "--", "x"), "'0' is not a whole number from 1 to 64"),
             (("check", "--jobs", "two", "--", "x"), "'two' is not a whole number from 1 to 64"),
             (("check", "--group", "none", "--", "x"), "invalid choice: 'none'"),
-            (("check", "--scenario", "http-50", "--", "x"), "near it: http-503"),
+            (("check", "--scenario", "http-50", "--", "x"), "similar names: http-503"),
         ):
             with self.subTest(argv=argv):
                 printed = call(*argv)
@@ -542,16 +724,15 @@ class TestCommandLine(unittest.TestCase):
         self.assertEqual(printed.status, 0)
         self.assertIn(CONTRACT, printed.stdout)
 
-    @unittest.skipIf(os.name == "nt", "needs POSIX signals")
-    def test_a_signal_leaves_no_process_behind(self) -> None:
+    @unittest.skipUnless(shutil.which("ps"), "needs POSIX signals, and ps")
+    def test_a_signal_ends_the_command_and_its_child_process(self) -> None:
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             with self.subTest(signal=number), tempfile.TemporaryDirectory() as folder:
                 note = Path(folder) / "pid"
-                code = (
-                    "import os, pathlib, time; "
-                    f"pathlib.Path({str(note)!r}).write_text(str(os.getpid()) + '.'); "
-                    "time.sleep(600)"
-                )
+                child = f"import os, pathlib, time; pathlib.Path({str(note)!r})"
+                child += ".write_text(str(os.getpid()) + '.'); time.sleep(600)"
+                code = "import subprocess, sys, time; "
+                code += f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
                 process = subprocess.Popen(
                     [
                         sys.executable,
@@ -574,8 +755,7 @@ class TestCommandLine(unittest.TestCase):
                 process.send_signal(number)
                 _, err = process.communicate(timeout=15)
                 self.assertEqual((process.returncode, err), (status, b""))
-                with self.assertRaises(ProcessLookupError):
-                    os.kill(int(note.read_text()[:-1]), 0)
+                wait_for_end(int(note.read_text()[:-1]))
 
     @unittest.skipUnless(Path("/dev/full").exists(), "there is no full device")
     def test_a_stdout_that_is_full_or_closed_is_no_fault_of_the_command(self) -> None:

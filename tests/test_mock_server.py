@@ -679,7 +679,7 @@ class TestStrictRequests(MockServerTestCase):
         self.assertNotIn(KEY, kept)
 
     def test_a_path_that_begins_with_two_slashes_is_answered_404(self) -> None:
-        message = "the path begins with two slashes; join address and path by one"
+        message = "the path begins with two slashes; join address and path with one"
         for path, request in GOOD.items():
             self.assertEqual(self.post(f"//v1{path}", request).refusal, (404, message, None))
 
@@ -778,7 +778,7 @@ class TestSafety(MockServerTestCase):
             self.assertEqual(self.ask("GET", "/_mock/requests", Host=host).status, 200)
 
     def test_any_origin_is_answered_403_for_every_method(self) -> None:
-        message = "requests with an Origin header are refused: this is no service for web pages"
+        message = "requests with an Origin header are refused: web pages may not use this mock"
         self.post("/v1/embeddings", GOOD[EMBEDDINGS])
         body = json.dumps(GOOD[EMBEDDINGS]).encode()
         ours = f"http://127.0.0.1:{self.server.server_port}"
@@ -1078,7 +1078,7 @@ class TestChunks(MockServerTestCase):
         hidden = b"X" * 1024 + b"\r\n" + self.head("DELETE /_mock/requests")
         chunks = chunked(b"{}").removesuffix(b"\r\n") + hidden
         head = self.head("POST /v1/embeddings", "Transfer-Encoding: chunked")
-        message = "a line behind the chunks is too long, or cut off"
+        message = "a line after the chunks is too long, or cut off"
         self.assertEqual(self.only(head + chunks).refusal, (400, message, None))
 
     def test_the_name_of_the_coding_may_be_in_any_case(self) -> None:
@@ -1193,7 +1193,7 @@ class TestRequestLog(MockServerTestCase):
         self.assertEqual(self.request_log(), {"requests": expected, "dropped": 0})
         self.assertEqual([entry.shown() for entry in self.server.request_log.entries], expected)
 
-    def test_a_key_inside_a_body_is_blotted_out_and_noted(self) -> None:
+    def test_a_key_inside_a_body_is_redacted_and_noted(self) -> None:
         for body, kept in (
             (f'{{"input": "a {KEY} b", "k": "{KEY}"}}', {"input": "a [key] b", "k": "[key]"}),
             (f"no JSON: {KEY}", "no JSON: [key]"),
@@ -1205,7 +1205,7 @@ class TestRequestLog(MockServerTestCase):
                 self.assertEqual((entry["body"], entry["key_in_body"]), (kept, True))
         self.assertNotIn(KEY.encode(), self.ask("GET", "/_mock/requests").body)
 
-    def test_a_key_inside_the_address_is_blotted_out(self) -> None:
+    def test_a_key_inside_the_address_is_redacted(self) -> None:
         for path, kept in (
             (f"/v1/embeddings?key={KEY}", "/v1/embeddings?key=[key]"),
             (f"/scenario/{KEY}/v1/rerank", "/scenario/[key]/v1/rerank"),
@@ -1322,7 +1322,7 @@ class TestRequestLog(MockServerTestCase):
             (
                 "/scenario/http-500-answer/v1/chat/completions",
                 GOOD[CHAT],
-                "/scenario/http-500-answer/v1/chat/completions 500",
+                "/scenario/http-500-answer/v1/chat/completions 500  messages: 2, sources: 2",
             ),
             ("/v1/embeddings", b"[7]", "/v1/embeddings 400"),
         ):
@@ -1481,7 +1481,7 @@ class TestScenarios(MockServerTestCase):
                 self.assertEqual(bool(served), scenario.name != "hang-up-answer", scenario.name)
                 quoting = self.served(self.base(scenario.name), CHAT, QUOTED)
                 self.assertEqual(bool(quoting), bool(served), scenario.name)
-        self.assertEqual([line for line in self.lines if "error" in line], [])
+        self.assertEqual([line for line in self.lines if "internal" in line], [])
         path = f"{self.base('answer-id-repeated')}/chat/completions"
         content = self.post(path, request).data["choices"][0]["message"]["content"]
         self.assertEqual(json.loads(content), {"answer": None, "source_ids": [UNSENT, UNSENT]})
@@ -1657,7 +1657,7 @@ class TestCommandLine(MockServerTestCase):
             command_line.main(["run", "--scenario", "rerank-index-negativ", "--", "true"])
         self.assertEqual(caught.exception.code, 2)
         last = err.getvalue().splitlines()[-1]
-        self.assertIn("no scenario has this name; near it: rerank-index-negative, ", last)
+        self.assertIn("there is no such scenario; similar names: rerank-index-negative, ", last)
         self.assertIn("`python -m mock_server scenarios` lists them", last)
 
     def start_command(self, *argv: str, ends: Sequence[Any] = (0,)) -> tuple[Result, Started]:
@@ -1736,6 +1736,12 @@ class TestCommandLine(MockServerTestCase):
             r"\Ahttp://127\.0\.0\.1:[0-9]+/scenario/answer-fence/v1\Z",
         )
 
+    def test_run_serves_on_the_port_that_is_asked_for(self) -> None:
+        with MockServer() as server:
+            port = server.server_port
+        _, started = self.start_command("run", "--port", str(port), "--", "tool")
+        self.assertEqual(started.environ["API_BASE_URL"], f"http://127.0.0.1:{port}/v1")
+
     def test_run_without_rerank_sets_a_blank_model(self) -> None:
         for options in (["--no-rerank"], ["--scenario", "plain-no-rerank"]):
             _, started = self.start_command("run", *options, "--", "tool")
@@ -1780,12 +1786,13 @@ class TestCommandLine(MockServerTestCase):
 
     def test_a_port_in_use_is_2_and_one_line(self) -> None:
         port = str(self.server.server_port)
-        result = call("--port", port)
-        self.assertEqual((result.status, result.stdout), (2, ""))
         pattern = (
             rf"\Amock_server: port {port} cannot be used: [^\n]+; choose another with --port\n\Z"
         )
-        self.assertRegex(result.stderr, pattern)
+        for argv in (("--port", port), ("run", "--port", port, "--", "tool")):
+            result = call(*argv)
+            self.assertEqual((result.status, result.stdout), (2, ""))
+            self.assertRegex(result.stderr, pattern)
 
     def test_a_port_that_is_none_is_2_and_one_line(self) -> None:
         for port in ("65536", "-1"):

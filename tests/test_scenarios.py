@@ -1,11 +1,13 @@
-"""rag.py against every row of the scenario table: exit status, streams, message and requests."""
+"""rag.py in each scenario: exit status, streams, message, requests, and the verdict of `check`."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 from mock_server.scenarios import ABSTAINS, MAY_ABSTAIN, REFUSES, TABLE, Scenario
+from mock_server.verdict import Ended, judge
 from tests.support import RagTestCase, Result, paths, run_rag
 
 EXPECTED = {
@@ -22,6 +24,7 @@ WORDS = {
     "embeddings-one-fewer": "not a list of",
     "embeddings-one-more": "not a list of",
     "embeddings-row-null": "is null, not an object",
+    "embeddings-index-all-zero": "the index 0, for the second time",
     "embeddings-index-absent": "the index 0, for the second time",
     "embeddings-other-index-absent": "the index 0, for the second time",
     "embeddings-index-string": "the index a string",
@@ -76,6 +79,9 @@ WORDS = {
     "answer-choices-two": "`choices` is a list of 2",
     "answer-choice-null": "`choices`",
     "answer-finish-length": 'finish_reason is "length"',
+    "answer-finish-length-upper-case": 'finish_reason is "LENGTH"',
+    "answer-finish-max-tokens": 'finish_reason is "max_tokens"',
+    "answer-finish-model-length": 'finish_reason is "model_length"',
     "answer-finish-content-filter": 'finish_reason is "content_filter"',
     "answer-finish-tool-calls": 'finish_reason is "tool_calls"',
     "answer-finish-eos": 'finish_reason is "eos"',
@@ -98,6 +104,8 @@ WORDS = {
     "answer-no-break-space": "not JSON",
     "answer-line-break": "not JSON",
     "answer-think-block": "<think>",
+    "answer-think-end": "not JSON",
+    "answer-template-marks": "not JSON",
     "answer-draft": "<think>",
     "answer-in-reasoning": "empty",
     "answer-prose-before": "not JSON",
@@ -162,7 +170,6 @@ WORDS = {
     "quotes-ellipsis": "not in that text, word for word",
     "quotes-other-source": "not in that text, word for word",
     "quotes-title": "not in that text, word for word",
-    "quotes-other-case": "not in that text, word for word",
     "quotes-inside-a-word": "not in that text, word for word",
     "quotes-empty": "not in that text, word for word",
     "quotes-short": "fewer than 3 words",
@@ -185,6 +192,9 @@ WORDS = {
     "redirect-to-get": "answered 302; a redirect, which is",
     "html-200": "answered with HTML",
     "error-200": 'answered 200 with an error: "the provider failed"',
+    "error-200-beside-data": 'answered 200 with an error: "the provider failed"',
+    "message-200": "`data` is null",
+    "html-403": "answered 403",
     "event-stream-200": "an event stream",
     "empty-200": ": empty",
     "not-utf-8": "not UTF-8",
@@ -203,6 +213,7 @@ WORDS = {
     "not-utf-8-unread": "not UTF-8",
     "redirect-301": "answered 301; a redirect, which",
     "redirect-303": "answered 303; a redirect, which",
+    "error-200-answer": 'answered 200 with an error: "the provider failed"',
     "redirect-answer": "answered 307; a redirect, which",
     "http-201-rerank": "answered 201, not 200",
     "http-201-answer": "answered 201, not 200",
@@ -210,6 +221,7 @@ WORDS = {
     "http-500-rerank": "answered 500",
     "http-500-good": "answered 500",
     "hang-up-answer": "the connection to",
+    "http-503-answer": "the model is loading",
     "http-404-rerank": "answered 404",
     "http-404-answer": "answered 404",
     "http-500-answer": "answered 500",
@@ -226,7 +238,10 @@ class TestScenarios(RagTestCase):
         if scenario.name in WORDS or scenario.expected == MAY_ABSTAIN:
             asked = asked[: asked.index(scenario.path) + 1]
         self.assertEqual(paths(server), asked)
-        self.assertNotIn(environ["API_KEY"], result.stdout + result.stderr)
+        ended = Ended(result.status, result.stdout.encode(), result.stderr.encode())
+        # Not judged is a fault here too: rag.py has a setting for each scenario of this kind.
+        findings = judge(scenario, server.request_log.entries, ended=ended, key=environ["API_KEY"])
+        self.assertEqual([(each.code, each.came) for each in findings], [])
         return result
 
     def check(self, scenario: Scenario) -> None:
@@ -247,6 +262,12 @@ class TestScenarios(RagTestCase):
             answer, cited = EXPECTED.get(scenario.name, ("10:15 to 14:45", ["hours-saturday"]))
             self.assertIn(answer, result.document["answer"])
             self.assertEqual([each["id"] for each in result.document["sources"]], cited)
+
+    def test_a_setting_that_is_ignored_fails_each_scenario_that_is_about_it(self) -> None:
+        for scenario in TABLE:
+            if scenario.settings and scenario.name != "silence":  # would wait for 60 seconds
+                with self.subTest(scenario=scenario.name), self.assertRaises(AssertionError):
+                    self.check(dataclasses.replace(scenario, settings={}))
 
     def test_every_scenario_of_refusal_has_words_that_its_message_must_have(self) -> None:
         refusing = {each.name for each in TABLE if each.expected == REFUSES}

@@ -548,7 +548,7 @@ MUTANTS = (
     ),
     mutant(
         "a refusal is ignored",
-        'need(message.get("refusal") is None, "a refusal")',
+        'need(message.get("refusal") in (None, ""), "a refusal")',
         "pass",
         answer_refusal="accepted",
     ),

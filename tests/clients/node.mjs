@@ -1,4 +1,6 @@
-// A client in another language, written from the contract in README.md alone, which it keeps: Node 20, no package.
+// A small complete client in JavaScript that follows the contract: Node 20, without packages.
+//     python -m mock_server check -- node tests/clients/node.mjs
+// It was written from the contract, without rag.py.
 import { readFileSync } from 'node:fs';
 
 const DEFAULT_QUESTION = 'When is the library open on Saturday?';
@@ -15,9 +17,9 @@ const BAD_INDEX = 'an index that is no whole number, out of range, repeated or m
 class Refusal extends Error {}
 const need = (condition, what) => { if (!condition) throw new Refusal(what); };
 
-// ---- JSON. JSON.parse lets a repeated key through (the last one wins), so a reader of our own.
+// ---- JSON. JSON.parse accepts a repeated key and keeps the last one, so this is a parser that does not.
 
-// The string is unrolled: (?:[^"\\]+|\\.)* would take exponential time on a string without an end.
+// The loop for strings is unrolled: (?:[^"\\]+|\\.)* takes exponential time on a string that does not end.
 const STRING = /"[^"\\\u0000-\u001f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\u0000-\u001f]*)*"/.source;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/.source;
 const TOKEN = new RegExp(`[ \\t\\n\\r]*([{}[\\]:,]|${STRING}|${NUMBER}|true|false|null|$)`, 'y');
@@ -51,7 +53,7 @@ function readJson(text) {
       return list;
     }
     if (!pass('{')) return readScalar(/^["\-0-9tfn]/);
-    const object = Object.create(null); // no prototype: nothing is inherited, "__proto__" is a key like any other
+    const object = Object.create(null); // without a prototype, so that "__proto__" is a key like any other
     readMembers('}', () => {
       const key = readScalar(/^"/);
       need(!(key in object), 'JSON with a repeated key');
@@ -66,12 +68,12 @@ function readJson(text) {
   return value;
 }
 
-// TextDecoder puts U+FFFD for broken bytes unless it is fatal, and drops a byte order mark unless told otherwise.
+// By default TextDecoder replaces invalid bytes with U+FFFD and removes a byte order mark.
 const decode = (bytes) => new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
-// typeof says "object" for a list and for null as well.
+// typeof is "object" for a list and for null, too.
 const isObject = (value) => typeof value === 'object' && value !== null && !Array.isArray(value);
 const isAbsent = (value) => value === undefined || value === null;
-// Number.isInteger and Number.isFinite convert nothing: false for "1", true and null. The global isFinite does.
+// Number.isInteger and Number.isFinite are false for "1", true and null. The global isFinite converts them.
 const isIndex = (value, count) => Number.isInteger(value) && value >= 0 && value < count;
 const isBlank = (text) => /^[\s\p{Z}\p{Cc}\p{Cf}]*$/u.test(text);
 const isText = (value) => typeof value === 'string' && !isBlank(value) && value.isWellFormed(); // no half surrogate
@@ -145,7 +147,7 @@ function readContent(reply) {
   need(isObject(choice) && choice.finish_reason === 'stop', 'a finish_reason other than "stop"');
   need(isObject(choice.message), 'no message');
   const { content, refusal, function_call: call, tool_calls: calls } = choice.message;
-  need(isAbsent(refusal), 'a refusal');
+  need(isAbsent(refusal) || refusal === '', 'a refusal');
   need(isAbsent(call) && (isAbsent(calls) || (Array.isArray(calls) && calls.length === 0)), 'a tool call');
   need(typeof content === 'string', 'content that is not a string');
   return content;
@@ -168,23 +170,25 @@ async function post({ baseUrl, key }, path, body) {
   const request = {
     method: 'POST',
     headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json', 'content-length': `${bytes.length}` },
-    body: new Blob([bytes]).stream(), // a body that is no stream is sent again by fetch itself after status 421
+    body: new Blob([bytes]).stream(), // any other body is sent again by fetch itself after status 421
     duplex: 'half',
     redirect: 'manual', // fetch follows redirects by default
-    signal: DEADLINE, // holds for the body of the reply too
+    signal: DEADLINE, // also while the body of the reply is read
   };
   const failed = ({ name }) => need(false, name === 'TimeoutError' ? 'no whole reply in time' : 'no whole reply');
-  const response = await fetch(baseUrl + path, request).catch(failed); // the error's own text may quote the key
+  const response = await fetch(baseUrl + path, request).catch(failed); // the text of the error may contain the key
   need(response.status === 200, `status ${response.status}`);
-  return readJson(decode(await response.arrayBuffer().catch(failed)));
+  const reply = readJson(decode(await response.arrayBuffer().catch(failed)));
+  need(!isObject(reply) || isAbsent(reply.error), 'an error');
+  return reply;
 }
 
 async function embed(settings, inputs) {
   const vectors = [];
-  for (let start = 0; start < inputs.length; start += BATCH) { // one by one: a refusal leaves nothing on its way
+  for (let start = 0; start < inputs.length; start += BATCH) { // one by one: nothing is under way after a refusal
     const input = inputs.slice(start, start + BATCH);
     const reply = await post(settings, '/embeddings', { model: settings.embeddingModel, input });
-    vectors.push(...readEmbeddings(reply, input.length)); // bound by index inside this request only
+    vectors.push(...readEmbeddings(reply, input.length)); // an index counts from the start of its own request
     need(vectors.every(({ length }) => length === vectors[0].length), 'vectors with more or fewer numbers than others');
   }
   return vectors;
@@ -206,7 +210,7 @@ async function ask(settings, question, sources) {
 }
 
 // ---- The command
-let stage = 'settings'; // only for the line on stderr
+let stage = 'settings'; // for the line on stderr
 
 async function main() {
   const question = process.argv[2] ?? DEFAULT_QUESTION;
@@ -222,12 +226,12 @@ async function main() {
   stage = 'answer';
   const sources = best.slice(0, SOURCES).map(sourceOf); // none if the reranker returned no row
   const result = sources.length > 0 ? await ask(settings, question, sources) : { answer: null, sources };
-  const line = JSON.stringify(result); // escapes a quote or backslash of the key: look at the answer itself as well
+  const line = JSON.stringify(result); // escapes quotation marks of a key, so the answer itself is checked too
   need(!line.includes(settings.key) && !result.answer?.includes(settings.key), 'an answer that holds the key');
   return line;
 }
 
-// A reply that was not read to its end would keep the process alive; process.exit before the callback would cut the line.
+// A reply that was not read to its end keeps the process alive. process.exit before the callback could cut the line.
 const end = (stream, line, status) => stream.write(`${line}\n`, () => process.exit(status));
 const reasonOf = (error) => (error instanceof Refusal ? error.message : `${error?.name} (${error?.code ?? 'no code'})`);
 const withoutKey = (line) => (process.env.API_KEY ? line.replaceAll(process.env.API_KEY, '*') : line);
