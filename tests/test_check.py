@@ -38,7 +38,7 @@ from mock_server.request_log import Entry
 from mock_server.scenarios import ANSWERS, REFUSES, SCENARIOS, TABLE, Scenario
 from mock_server.server import MockServer
 from mock_server.verdict import FAULT, NOT_JUDGED, RULES, UNSHOWN, Ended, Finding, judge, verdict
-from tests.clients.faulty import CLIENT, MUTANTS, Mutant, in_process
+from tests.clients.faulty import CLIENT, FAULTY, FaultyClient, in_process
 from tests.support import ROOT, RagTestCase, Result, run_rag
 
 NODE = ROOT / "tests" / "clients" / "node.mjs"
@@ -69,7 +69,7 @@ def run_in(*names: str, source: str = SOURCE) -> list[Judged]:
     return run_with(in_process(source), *names)
 
 
-class TestClientsThatKeepTheContract(unittest.TestCase):
+class TestCorrectClients(unittest.TestCase):
     def test_the_client_in_python_passes_in_every_scenario_that_it_meets(self) -> None:
         scenarios = [scenario for scenario in TABLE if scenario.name != "silence"]
         results = list(check(in_process(SOURCE), scenarios, jobs=2))
@@ -80,7 +80,7 @@ class TestClientsThatKeepTheContract(unittest.TestCase):
         )
 
     @unittest.skipUnless(shutil.which("node"), "there is no node")
-    def test_the_client_in_javascript_passes_what_its_language_makes_hard(self) -> None:
+    def test_the_client_in_javascript_passes_where_its_language_needs_care(self) -> None:
         names = (
             "plain plain-no-rerank plain-abstention rerank-nothing redirect-same-host http-421 "
             "answer-repeated-key answer-key-proto rerank-score-1e999"
@@ -94,7 +94,7 @@ class TestClientsThatKeepTheContract(unittest.TestCase):
     def test_the_same_client_gets_the_same_verdict_however_many_jobs_there_are(self) -> None:
         names = ("plain", "http-500", "rerank-index-negative", "answer-fence", "rerank-nothing")
         scenarios = chosen(names)
-        client = in_process(MUTANTS[0].source)
+        client = in_process(FAULTY[0].source)
         one, four = (
             json.dumps(as_json([], list(check(client, scenarios, jobs)))) for jobs in (1, 4)
         )
@@ -103,42 +103,44 @@ class TestClientsThatKeepTheContract(unittest.TestCase):
         self.assertEqual(one, four)
 
 
-class TestMutants(unittest.TestCase):
-    def test_there_are_enough_and_each_has_a_name_of_its_own(self) -> None:
-        self.assertGreaterEqual(len({mutant.name for mutant in MUTANTS}), 30)
-        self.assertEqual(len({mutant.name for mutant in MUTANTS}), len(MUTANTS))
+class TestFaultyClients(unittest.TestCase):
+    def test_each_has_a_name_of_its_own(self) -> None:
+        self.assertEqual(len({client.name for client in FAULTY}), len(FAULTY))
 
-    def test_together_they_break_every_rule_that_a_client_can_break(self) -> None:
-        found = {code for mutant in MUTANTS for code in mutant.caught.values()}
+    def test_together_they_break_each_rule_that_such_a_client_can_break(self) -> None:
+        found = {code for client in FAULTY for code in client.caught.values()}
         self.assertEqual(set(RULES) - found - set(UNSHOWN), {"hang", "quotes-differ"})
 
     def test_each_names_scenarios_that_exist(self) -> None:
-        named = {name for mutant in MUTANTS for name in mutant.caught}
+        named = {name for client in FAULTY for name in client.caught}
         self.assertEqual(named - set(SCENARIOS), set())
 
-    def check_mutant(self, mutant: Mutant) -> None:
-        source = mutant.source
-        for name, code in mutant.caught.items():
-            (judged,) = run_in(name, source=source)
-            self.assertIn(code, codes(judged), name)
-            self.assertEqual(judged.verdict, "failed", name)
+    def check_client(self, client: FaultyClient) -> None:
+        """Each scenario that the table names must fail with the finding that it names."""
+        judged = run_in(*client.caught, source=client.source)
+        results = {each.scenario.name: each for each in judged}
+        for name, code in client.caught.items():
+            self.assertIn(code, codes(results[name]), name)
+            self.assertEqual(results[name].verdict, "failed", name)
 
-    def test_the_command_of_a_mutant_is_the_client_with_that_fault(self) -> None:
+    def test_as_a_command_it_is_the_client_with_that_fault(self) -> None:
         command = [sys.executable, "-m", "tests.clients.faulty", "exit status 0 on failure"]
         client = command_client(command, threading.Event())
         (judged,) = run_with(client, "http-500")
         self.assertEqual(codes(judged), ["exit-zero"])
 
 
-def add_test(mutant: Mutant) -> None:
-    def test(self: TestMutants) -> None:
-        self.check_mutant(mutant)
+def add_test(client: FaultyClient) -> None:
+    """Add a test for a faulty client."""
 
-    name = "".join(char if char.isalnum() else "_" for char in mutant.name)
-    setattr(TestMutants, f"test_found_{name}", test)
+    def test(self: TestFaultyClients) -> None:
+        self.check_client(client)
+
+    name = "".join(char if char.isalnum() else "_" for char in client.name)
+    setattr(TestFaultyClients, f"test_found_{name}", test)
 
 
-for each in MUTANTS:
+for each in FAULTY:
     add_test(each)
 
 
@@ -265,13 +267,13 @@ class TestQuotes(RagTestCase):
 
 
 class TestFindings(unittest.TestCase):
-    def finding(self, mutant: str, scenario: str, code: str) -> Finding:
-        (source,) = [each.source for each in MUTANTS if each.name == mutant]
+    def finding(self, faulty: str, scenario: str, code: str) -> Finding:
+        (source,) = [each.source for each in FAULTY if each.name == faulty]
         (judged,) = run_in(scenario, source=source)
         (found,) = [each for each in judged.findings if each.code == code]
         return found
 
-    def test_a_finding_says_what_was_expected_what_came_and_what_helps(self) -> None:
+    def test_a_finding_has_what_was_expected_what_came_and_advice(self) -> None:
         found = self.finding("ids are trimmed", "answer-id-white-space", "accepted")
         self.assertEqual(found.scenario, "answer-id-white-space")
         self.assertEqual(found.severity, FAULT)
@@ -284,8 +286,8 @@ class TestFindings(unittest.TestCase):
         self.assertIn('the ids sent were "hours-saturday", ', found.nearest)
         self.assertEqual(found.advice, "check each reply listed here before you use any part of it")
 
-    def test_the_nearest_miss_names_the_wrong_way_that_gives_exactly_what_came(self) -> None:
-        for mutant, scenario, code, way in (
+    def test_a_finding_names_the_wrong_way_of_ranking_that_gives_the_same_result(self) -> None:
+        for faulty, scenario, code, way in (
             (
                 "vectors by position",
                 "plain-no-rerank",
@@ -312,24 +314,24 @@ class TestFindings(unittest.TestCase):
             ),
             ("lowest similarity first", "plain", "documents", "with the lowest similarity first"),
         ):
-            with self.subTest(mutant=mutant, scenario=scenario):
+            with self.subTest(faulty=faulty, scenario=scenario):
                 codes = {"sources": "sources-not-best", "documents": "documents-not-nearest"}
-                found = self.finding(mutant, scenario, codes[code])
+                found = self.finding(faulty, scenario, codes[code])
                 self.assertEqual(found.nearest, f"ranking {way} gives exactly these {code}")
 
-    def test_a_text_that_is_nearly_another_is_shown_beside_it(self) -> None:
+    def test_two_texts_that_should_be_equal_are_both_shown(self) -> None:
         found = self.finding("another question for the reranker", "plain", "question-differs")
         self.assertEqual(
             found.came,
             '"When is the library open on Saturday" and "When is the library open on Saturday?"',
         )
 
-    def test_what_the_mock_refused_is_told_with_its_reason(self) -> None:
+    def test_a_request_that_the_mock_refused_is_shown_with_the_reason(self) -> None:
         found = self.finding("an extra field in a request", "plain", "request-refused")
         expected = "POST /v1/chat/completions, answered 400: unknown field 'k'"
         self.assertEqual(found.came, expected)
 
-    def test_a_stage_that_is_missing_is_told_with_how_the_client_ended(self) -> None:
+    def test_a_missing_stage_is_shown_with_how_the_client_ended(self) -> None:
         failing = SOURCE.replace(
             '            stage = "answer"\n', '            need(False, "no")\n'
         )
@@ -341,7 +343,7 @@ class TestFindings(unittest.TestCase):
             'exit status 1, stderr "client: rerank: no"',
         )
 
-    def test_what_a_run_could_not_show_is_not_judged_and_never_passed(self) -> None:
+    def test_a_run_that_proves_nothing_is_not_judged(self) -> None:
         for code in UNSHOWN:
             self.assertEqual(
                 verdict([Finding("s", NOT_JUDGED, code, "", "", "", "", "")]), NOT_JUDGED
@@ -353,7 +355,7 @@ class TestFindings(unittest.TestCase):
         self.assertEqual((found.code, found.severity), ("requests-lost", NOT_JUDGED))
         self.assertEqual(found.came, "3 requests lost")
 
-    def test_an_order_that_right_and_wrong_ways_share_is_not_judged(self) -> None:
+    def test_an_order_that_a_wrong_way_gives_too_is_not_judged(self) -> None:
         one = own_records("Open on Saturday.", *(f"Part {i}." for i in range(12)))
         (judged,) = run_in(
             "embeddings-not-scaled", source=one.replace("SOURCES = 4", "SOURCES = 1")
@@ -361,14 +363,14 @@ class TestFindings(unittest.TestCase):
         self.assertEqual(codes(judged), ["order-not-told"])
         self.assertEqual(judged.verdict, NOT_JUDGED)
 
-    def test_a_record_that_is_none_of_the_client_is_not_judged(self) -> None:
+    def test_a_cited_record_that_the_client_does_not_have_is_not_judged(self) -> None:
         own = own_records(*(f"The library, part {i}." for i in range(12)))
         (judged,) = run_in("answer-id-record-not-sent", source=own)
         self.assertEqual(codes(judged), ["record-not-known"])
         (judged,) = run_in("plain", source=own)
         self.assertEqual(codes(judged), [])
 
-    def test_a_client_that_never_meets_the_fault_is_not_judged(self) -> None:
+    def test_a_client_that_does_not_get_the_fault_is_not_judged(self) -> None:
         (judged,) = run_in(
             "embeddings-later-batch", source=SOURCE.replace("BATCH = 8", "BATCH = 99")
         )
@@ -385,7 +387,7 @@ class TestFindings(unittest.TestCase):
         (found,) = judge(SCENARIOS["plain"], [entry])
         self.assertEqual(found.code, "no-request")
 
-    def test_a_vector_that_loses_its_last_number_keeps_a_direction(self) -> None:
+    def test_a_shorter_vector_does_not_become_all_zeros(self) -> None:
         own = own_records("bifm", *(f"Part {i}." for i in range(12)))
         own = own.replace(
             'QUESTION = "When is the library open on Saturday?"', 'QUESTION = "Which part."'
@@ -393,7 +395,7 @@ class TestFindings(unittest.TestCase):
         (judged,) = run_in("embeddings-later-batch-shorter", source=own)
         self.assertEqual(codes(judged), ["not-served"])
 
-    def test_at_most_7_further_batches_may_have_been_on_their_way(self) -> None:
+    def test_at_most_7_further_batches_may_be_under_way(self) -> None:
         def batch(number: int) -> Entry:
             return Entry(
                 method="POST",
@@ -464,7 +466,7 @@ class TestCommands(unittest.TestCase):
     def test_its_standard_input_is_empty(self) -> None:
         self.assertEqual(self.python("print(repr(input()))").status, 1)
 
-    def test_a_command_that_hangs_is_killed_with_what_it_started(self) -> None:
+    def test_a_command_that_does_not_end_is_killed_with_its_child_process(self) -> None:
         code = (
             "import subprocess, sys, time\n"
             "print('begun', flush=True)\n"
@@ -492,13 +494,13 @@ class TestCommands(unittest.TestCase):
         self.assertEqual(ended.status, 0)
         wait_for_end(int(ended.stdout))
 
-    def test_a_command_without_an_end_to_its_output_is_killed(self) -> None:
+    def test_a_command_that_prints_without_end_is_killed(self) -> None:
         with mock.patch("mock_server.check.MAX_OUTPUT", 1000):
             ended = self.python("while True: print('x' * 10_000)")
         self.assertIsNone(ended.status)
         self.assertEqual(len(ended.stdout), 1000)
 
-    def test_it_gets_the_five_variables_and_nothing_of_the_caller(self) -> None:
+    def test_it_gets_the_five_variables_and_no_settings_of_the_caller(self) -> None:
         mine = {"API_KEY": "mine", "RAG_SOURCES": "9", "OPENAI_ORG_ID": "o", "HTTP_PROXY": "p"}
         code = "import json, os; print(json.dumps(dict(os.environ)))"
         with mock.patch.dict(os.environ, {**mine, "KEPT": "yes"}):
@@ -509,7 +511,7 @@ class TestCommands(unittest.TestCase):
         self.assertEqual(environ["NO_PROXY"], "127.0.0.1,localhost,::1")
         self.assertEqual({"RAG_SOURCES", "OPENAI_ORG_ID", "HTTP_PROXY"} & set(environ), set())
 
-    def test_a_row_sets_the_variables_of_rag_py_that_it_needs(self) -> None:
+    def test_a_scenario_sets_the_further_variables_that_it_needs(self) -> None:
         seen: list[Mapping[str, str]] = []
 
         def client(environ: Mapping[str, str]) -> Ended:
@@ -575,8 +577,8 @@ class TestCommandLine(unittest.TestCase):
             f"{total}",
         )
 
-    def test_a_client_that_fails_gets_its_findings_and_1(self) -> None:
-        (source,) = [each.source for each in MUTANTS if each.name == "exit status 0 on failure"]
+    def test_a_client_that_fails_gets_its_findings_and_exit_status_1(self) -> None:
+        (source,) = [each.source for each in FAULTY if each.name == "exit status 0 on failure"]
         argv = ("--scenario", "http-500", "--scenario", "http-503", "--scenario", "plain")
         printed = call("check", *argv, "--", "x", client=in_process(source))
         self.assertEqual(printed.status, 1)
@@ -611,7 +613,7 @@ class TestCommandLine(unittest.TestCase):
             self.assertEqual(first, f"The client fails in the scenario {plain}: fix this first.")
             self.assertRegex(row, f"^{plain} +answers +failed  refused$")
 
-    def test_what_was_not_judged_is_shown_and_is_no_failure(self) -> None:
+    def test_what_was_not_judged_is_shown_and_is_not_a_failure(self) -> None:
         printed = call("check", "--scenario", "embeddings-base64", "--", "x")
         self.assertEqual(printed.status, 0)
         self.assertIn("not judged  not-served\n", printed.stdout)
@@ -758,7 +760,7 @@ class TestCommandLine(unittest.TestCase):
                 wait_for_end(int(note.read_text()[:-1]))
 
     @unittest.skipUnless(Path("/dev/full").exists(), "there is no full device")
-    def test_a_stdout_that_is_full_or_closed_is_no_fault_of_the_command(self) -> None:
+    def test_a_full_stdout_is_reported_and_a_closed_one_is_not(self) -> None:
         argv = [sys.executable, "-m", "mock_server", "check", "--scenario", "plain", "--", "true"]
         with open("/dev/full", "wb") as full:
             done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
@@ -770,12 +772,12 @@ class TestCommandLine(unittest.TestCase):
             done = subprocess.run(argv, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE)
         self.assertEqual((done.returncode, done.stderr), (1, b""))
 
-    def test_a_stderr_that_is_full_or_gone_does_not_disturb_the_requests(self) -> None:
+    def test_a_full_or_missing_stderr_does_not_disturb_the_requests(self) -> None:
         for stream in (mock.Mock(write=mock.Mock(side_effect=OSError)), None):
             with mock.patch.object(sys, "stderr", stream):
                 command_line.tell("POST /v1/embeddings 200")
 
-    def test_characters_that_stdout_does_not_know_are_escaped(self) -> None:
+    def test_characters_that_stdout_cannot_encode_are_escaped(self) -> None:
         source = own_records("图书馆", *(f"Part {i}." for i in range(12)))
         failing = source.replace("SOURCES = 4", "SOURCES = 13").replace(
             "CANDIDATES = 8", "CANDIDATES = 13"
@@ -790,7 +792,7 @@ class TestCommandLine(unittest.TestCase):
         shown = stdout.buffer.getvalue()
         self.assertIn(rb"check --scenario plain -- '\u56fe\u4e66\u9986'", shown)
 
-    def test_ctrl_c_kills_what_still_runs(self) -> None:
+    def test_ctrl_c_kills_the_commands_that_still_run(self) -> None:
         stops: list[threading.Event] = []
 
         def client_of(command: Any, stop: threading.Event) -> Any:
@@ -805,7 +807,7 @@ class TestCommandLine(unittest.TestCase):
 
 
 class TestControl(RagTestCase):
-    """What other test suites ask of the server."""
+    """The addresses for other test suites."""
 
     def get(self, server: Any, path: str) -> Any:
         import http.client
@@ -845,7 +847,7 @@ class TestControl(RagTestCase):
         report = self.get(self.serve(), "/_mock/report")
         self.assertEqual([each["code"] for each in report["findings"]], ["no-request"])
 
-    def test_a_report_takes_an_unknown_scenario_as_a_request_that_was_refused(self) -> None:
+    def test_in_a_report_an_unknown_scenario_is_a_refused_request(self) -> None:
         server = self.serve()
         environ = {**server.environment(), "API_BASE_URL": server.base_url("none")}
         run_rag(environ=environ)
@@ -854,7 +856,7 @@ class TestControl(RagTestCase):
 
 
 class TestRow(unittest.TestCase):
-    def test_a_row_has_the_codes_of_its_findings_and_no_blank_at_its_end(self) -> None:
+    def test_a_row_has_the_codes_of_its_findings_and_no_space_at_its_end(self) -> None:
         scenario = Scenario("own", "plain", "faithful replies", ANSWERS)
         judged = Judged(scenario, [], 0, [])
         self.assertEqual(row(judged, (5, 9)), "own    answers    passed")

@@ -1,9 +1,7 @@
-"""README.md tells the truth: its commands are run on a terminal, and print what it shows."""
+"""The READMEs: their commands are run on a terminal and print what is shown; samples are valid."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import os
 import re
@@ -12,56 +10,43 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from contextlib import redirect_stdout
+from collections.abc import Mapping
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
-import rag
 from mock_server.contract import CONTRACT
-from tests.evaluate import read_questions
-from tests.support import ROOT, RagTestCase, run_rag
+from mock_server.scenarios import ANSWERS, CHAT, EMBEDDINGS, RERANK, Scenario
+from tests.clients.faulty import CLIENT, in_process
+from tests.support import ROOT, RagTestCase, bodies, run_rag
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+NAMES = ("README.md", "mock_server/README.md", "tests/README.md")
+READMES = {name: (ROOT / name).read_text("utf-8") for name in NAMES if (ROOT / name).exists()}
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install openai && "
+TESTS = "python -m unittest"  # `.ci/run` runs it, and the installation
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(name: str, language: str) -> list[str]:
+    """The code blocks of a README with this language."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, READMES.get(name, ""), re.DOTALL | re.MULTILINE)
 
 
-def commands() -> list[tuple[str, str]]:
-    """(command, what it prints) of every console block; `.ci/run` runs what installs and tests."""
+def commands(name: str) -> list[tuple[str, str]]:
+    """(command, what it prints) of each console block of a README."""
     found = []
-    for block in blocks("console"):
+    for block in blocks(name, "console"):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             found.append((command.removeprefix(INSTALL), output))
-    return [(command, output) for command, output in found if command != "python -m unittest"]
+    return [(command, output) for command, output in found if command != TESTS]
 
 
-def normalised(text: str) -> str:
-    """The text without what differs from run to run and from machine to machine."""
+def normalized(text: str) -> str:
+    """The text without what differs from run to run."""
     return re.sub(r"\d+ ms", "N ms", text.replace("\r\n", "\n"))
 
 
-@unittest.skipIf(os.name == "nt", "needs a POSIX terminal and shell")
-class TestConsole(unittest.TestCase):
-    def test_every_command_prints_what_is_shown(self) -> None:
-        shown = commands()
-        self.assertEqual(len(shown), 15)
-        with tempfile.TemporaryDirectory() as folder:
-            python = Path(folder) / "python"
-            python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-            python.chmod(0o755)
-            environ = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder}
-            for command, output in shown:
-                with self.subTest(command=command):
-                    if "curl" in command and not shutil.which("curl"):
-                        self.skipTest("there is no curl")
-                    self.assertEqual(normalised(on_terminal(command, environ)), normalised(output))
-
-
-def on_terminal(command: str, environ: dict[str, str]) -> str:
+def on_terminal(command: str, environ: Mapping[str, str]) -> str:
     """What a terminal shows of a command."""
     main, side = os.openpty()
     with open(main, "rb", closefd=True) as terminal:
@@ -73,7 +58,7 @@ def on_terminal(command: str, environ: dict[str, str]) -> str:
         while True:
             try:
                 part = os.read(terminal.fileno(), 65536)
-            except OSError:  # how Linux says that nobody holds the other side any more
+            except OSError:  # on Linux: nobody has the other side open any more
                 part = b""
             if not part:
                 break
@@ -82,84 +67,100 @@ def on_terminal(command: str, environ: dict[str, str]) -> str:
     return shown.decode("utf-8")
 
 
+@unittest.skipIf(os.name == "nt", "needs a POSIX terminal and shell")
+class TestConsole(unittest.TestCase):
+    def check(self, name: str) -> None:
+        """Each command of a README prints what is shown."""
+        with tempfile.TemporaryDirectory() as folder:
+            python = Path(folder) / "python"
+            python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            python.chmod(0o755)
+            environ = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder}
+            for command, output in commands(name):
+                with self.subTest(command=command):
+                    if "curl" in command and not shutil.which("curl"):
+                        self.skipTest("there is no curl")
+                    shown = on_terminal(command, environ)
+                    self.assertEqual(normalized(shown), normalized(output))
+
+
+def add_test(name: str) -> None:
+    """Add a test for a README."""
+
+    def test(self: TestConsole) -> None:
+        self.check(name)
+
+    title = re.sub(r"\W", "_", name)
+    setattr(TestConsole, f"test_the_commands_of_{title}_print_what_is_shown", test)
+
+
+for each in READMES:
+    add_test(each)
+
+
 class TestText(RagTestCase):
-    def test_the_first_command_is_the_whole_way_from_a_clone_to_an_answer(self) -> None:
-        first = blocks("console")[0].split("\n")[0]
+    def test_the_first_command_goes_from_a_clone_to_an_answer(self) -> None:
+        first = blocks("README.md", "console")[0].split("\n")[0]
         self.assertTrue(first.startswith(f"$ {INSTALL}python -m mock_server run -- python rag.py "))
 
-    def test_every_variable_that_it_names_exists(self) -> None:
-        known = {row.metadata["variable"] for row in dataclasses.fields(rag.Settings)}
-        named = set(re.findall(r"\b(?:API|RAG)_[A-Z_]*[A-Z]", README))
-        self.assertEqual(named - known, set())
+    def test_each_setting_is_named_in_the_readme_and_no_other(self) -> None:
+        variable = r"\b(?:API|RAG)_[A-Z_]*[A-Z]"
+        known = set(re.findall(variable, run_rag("--help", environ={}).stdout))
+        self.assertEqual(known - set(re.findall(variable, READMES["README.md"])), set())
+        for name, text in READMES.items():
+            self.assertEqual(set(re.findall(variable, text)) - known, set(), name)
 
     def test_the_contract_is_the_one_that_is_judged(self) -> None:
-        self.assertEqual(blocks("text"), [f"{CONTRACT}\n"])
+        self.assertEqual(blocks("mock_server/README.md", "text"), [f"{CONTRACT}\n"])
 
-    def test_the_sample_of_a_questions_file_is_one(self) -> None:
-        (sample,) = blocks("json questions")
-        questions = read_questions(self.file("q.json", sample), ["hours", "fees"])
-        self.assertEqual(len(questions), 3)
+    def test_the_sample_of_a_questions_file_is_valid(self) -> None:
+        from tests.evaluate import read_questions
 
-    def test_the_sample_of_a_knowledge_file_is_one(self) -> None:
-        (sample,) = blocks("json")
-        self.assertEqual(len(rag.read_knowledge(self.file("my.json", sample))), 2)
+        samples = [text for name in READMES for text in blocks(name, "json questions")]
+        for sample in samples:
+            path = self.file("q.json", sample)
+            self.assertEqual(len(read_questions(path, ["hours", "fees"])), 3)
 
-    def test_the_requests_on_the_wire_are_the_bodies_that_are_sent(self) -> None:
-        server = self.serve()
-        (sample,) = blocks("json")
-        path = self.file("my.json", sample)
-        result = run_rag("What does entry cost?", "--knowledge", path, environ=server.environment())
+    def test_the_sample_of_a_knowledge_file_is_valid(self) -> None:
+        (sample,) = blocks("README.md", "json")
+        environ = {**self.serve().environment(), "RAG_KNOWLEDGE": self.file("my.json", sample)}
+        result = run_rag("What does entry cost?", environ=environ)
         self.assertEqual(result.document["answer"], "Entry is free.")
-        sent = [entry.body for entry in server.request_log.entries]
-        user = json.loads(sent[2]["messages"][1]["content"])
-        lines = "".join(blocks("json request")).splitlines()
-        self.assertEqual([json.loads(line) for line in lines], [sent[0], sent[1], user])
-        self.assertEqual(set(sent[2]), {"model", "messages"})
 
-    def test_the_replies_on_the_wire_are_taken(self) -> None:
-        embeddings, rerank, chat = map(json.loads, "".join(blocks("json reply")).splitlines())
-        self.assertEqual(len(rag.check_embeddings(embeddings, 3, "float")), 3)
-        self.assertEqual(rag.check_rerank(rerank, 2), [(0, 0.9), (1, -3.5)])
-        answer = rag.check_answer(rag.check_completion(chat), ["fees", "hours"])
-        self.assertEqual(answer, {"answer": "Entry is free.", "source_ids": ["fees"]})
 
-    def test_the_recipe_makes_a_knowledge_file_with_ids_that_stay(self) -> None:
-        (recipe,) = blocks("python")
-        docs = self.folder / "docs"
-        (docs / "sub").mkdir(parents=True)
-        (docs / "a.md").write_text(
-            "# Bells\r\n\r\nOne bell.\n\n\n# Old\n## Towers ##\nTwo towers.\nHigh.\n", "utf-8"
-        )
-        (docs / "sub" / "ü.txt").write_text("\ufeffDrei Türme.\n\n \n\nDrei Türme.", "utf-8")
-        (docs / "skip.html").write_text("<p>no</p>", "utf-8")
-        (docs / ".hidden").mkdir()
-        (docs / ".hidden" / "no.md").write_text("No.", "utf-8")
-        (docs / "folder.md").mkdir()
-        target = self.folder / "knowledge.jsonl"
+class TestOnTheWire(RagTestCase):
+    """The bodies in mock_server/README.md, sent by and served to the client in Python."""
 
-        def make() -> list[rag.Record]:
-            with mock.patch.object(sys, "argv", ["make_knowledge.py", str(docs), str(target)]):
-                with redirect_stdout(io.StringIO()) as out:
-                    exec(compile(recipe, "make_knowledge.py", "exec"), {})
-            records = rag.read_knowledge(str(target))
-            self.assertEqual(out.getvalue(), f"{len(records)} records in {target}\n")
-            return records
+    def run_client(self, *served: Scenario) -> tuple[Any, Any]:
+        """The document that is printed, and the server, for the question of the README."""
+        user = self.bodies("request")[2]
+        records = sorted(user["sources"], key=lambda record: -len(record))  # as they were embedded
+        source = CLIENT.read_text("utf-8")
+        source = source.replace("records = read_records()\n", f"records = {records}\n")
+        source = re.sub(r"^QUESTION = .*$", f"QUESTION = {user['question']!r}", source, flags=re.M)
+        server = self.serve(*served)
+        name = served[0].name if served else "plain"
+        ended = in_process(source)(server.environment(name))
+        self.assertEqual((ended.status, ended.stderr), (0, b""))
+        return json.loads(ended.stdout), server
 
-        first = make()
-        self.assertEqual(
-            [(record["file"], record["title"], record["text"]) for record in first],
-            [
-                ("a.md", "Bells", "One bell."),
-                ("a.md", "Towers", "Two towers.\nHigh."),
-                ("sub/ü.txt", "sub/ü.txt", "Drei Türme."),
-            ],
-        )
-        (docs / "a.md").write_text(
-            "# Bells\n\nNo bell.\n\nOne bell.\n\n# Towers\nTwo towers.\nHigh.\n", "utf-8"
-        )
-        second = make()
-        self.assertEqual(
-            {record["id"] for record in first} - {record["id"] for record in second}, set()
-        )
-        self.assertEqual(len(second), 4)
-        self.assertEqual(json.loads(json.dumps(first)), first)
+    def bodies(self, kind: str) -> list[Any]:
+        """The JSON lines of this kind."""
+        text = "".join(blocks("mock_server/README.md", f"json {kind}"))
+        return [json.loads(line) for line in text.splitlines()]
+
+    def test_the_requests_are_those_that_are_sent(self) -> None:
+        document, server = self.run_client()
+        embeddings, rerank, user = self.bodies("request")
+        self.assertEqual(bodies(server, EMBEDDINGS), [embeddings])
+        self.assertEqual(bodies(server, RERANK), [rerank])
+        (chat,) = bodies(server, CHAT)
+        self.assertEqual(set(chat), {"model", "messages"})
+        self.assertEqual(json.loads(chat["messages"][-1]["content"]), user)
+        self.assertEqual([document], self.bodies("printed"))
+
+    def test_the_replies_are_accepted(self) -> None:
+        for path, reply in zip((EMBEDDINGS, RERANK, CHAT), self.bodies("reply"), strict=True):
+            own = Scenario("own", "own", "own", ANSWERS, path, lambda *_, reply=reply: reply)
+            document, _ = self.run_client(own)
+            self.assertEqual([document], self.bodies("printed"), path)
