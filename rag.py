@@ -52,6 +52,7 @@ import unicodedata
 import urllib.parse
 import zlib
 from array import array
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field, fields
@@ -92,7 +93,7 @@ def located(place: str, advice: str = "") -> Iterator[None]:
 # ---- settings: environment variables -> one frozen object ----------------------------------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL with a host, and no user, query or fragment")
+URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL without user, query or fragment")
 KEY = (r"""(?!(["']).*\1$)[!-~]+""", "printable ASCII without spaces, not in quotation marks")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
@@ -339,13 +340,15 @@ def holds(field_value: Any, wanted: str) -> bool:
     return any((each if isinstance(each, str) else json.dumps(each)) == wanted for each in values)
 
 
+Block: TypeAlias = tuple[tuple[str, int], int, int, bool]  # (title, place of the section), ...
 CHUNK, SHORT = 1000, 100  # characters of a chunk, about; a shorter one joins its neighbour
 # What is no paragraph in Markdown: front matter, comments, headings, fenced blocks. An underlined
 # heading is one line, not directly below other text, and no list item, quotation or table row.
 MARKDOWN = re.compile(r"""(?mx) \Z | ^(?: \A---[ \t]*\n(?=[\w-]+:|\#|---)(?s:.*?)^---[ \t]*$
   | (?:[ \t]*<!--(?s:.*?)(?:-->|\Z)){1,9}
-  | [ ]{0,3}(?P<marks>\#{1,6})(?:[ \t](?P<heading>.*))?$
-  | (?<![^\s>-]\n)[ ]{0,3}(?![>|]|(?:[-*+]|\d+[.)])[ \t])(?P<title>.*\w.*)\n(?P<line>==+|--+)[ \t]*$
+  | [ ]{0,3}(?P<marks>\#{1,6})(?:[ \t](?P<heading>.{0,200}))?$
+  | (?<![^\s>-]\n)[ ]{0,3}(?![>|]|(?:[-*+]|\d+[.)])[ \t])(?=.*\w)(?P<title>.{1,200})\n
+    (?P<line>==+|--+)[ \t]*$
   | (?P<code>[-*+>\d.)\ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*$
     (?s:.*?)(?:^[>\ \t]*(?P=fence)[`~]*(?=[ \t]*$)|(?<=\S)(?=\s*\Z))))""")
 # A paragraph, or a part of a long one up to the end of a line, of a sentence, of a word.
@@ -376,37 +379,41 @@ def read_documents(path: str) -> list[Record]:
 def chunks(name: str, text: str) -> Iterator[Record]:
     """Yield the chunks of a document: slices of its text, with the headings above as title."""
     text = re.sub(r"\r\n?", "\n", text)
-    found: list[tuple[str, int, int, bool]] = []
-    for title, start, end, code in blocks(name, text):
-        if found and found[-1][0] == title:
-            _, before, last, after_code = found[-1]
-            short = min(end - start, last - before) < SHORT
-            if end - before <= CHUNK + 2 * SHORT * short + CHUNK * (code > after_code):
-                start = found.pop()[1]
-        found.append((title, start, end, code))
-    for title, start, end, _ in found:
-        line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+    lines = [0, *(match.end() for match in re.finditer("\n", text))]
+    found: list[Block] = []
+    for section, start, end, code in reversed([*blocks(name, text)]):
+        # From the end, because a fenced block joins the paragraph before it.
+        if found and found[-1][0] == section:
+            _, after, last, code_after = found[-1]
+            short = min(end - start, last - after) < SHORT
+            limit = 2 * CHUNK if code_after and not code else CHUNK + 2 * SHORT * short
+            end = found.pop()[2] if last - start <= limit else end
+        found.append((section, start, end, code))
+    for (title, _), start, end, _ in reversed(found):
+        line = bisect(lines, start)
+        column = start - lines[line - 1] + 1
         place = f"{name}:{line}" + f":{column}" * (column > 1)
         yield {"id": place, "title": title, "text": text[start:end], "file": name, "line": line}
 
 
-def blocks(name: str, text: str) -> Iterator[tuple[str, int, int, bool]]:
-    """Yield the title, start and end of paragraphs and fenced blocks, and whether it is fenced."""
-    headings, position = {0: name.rpartition("/")[2]}, 0
+def blocks(name: str, text: str) -> Iterator[Block]:
+    """Yield the section, start and end of paragraphs and fenced blocks, and whether it is fenced."""
+    headings: dict[int, str] = {}
+    section, position = (name.rpartition("/")[2], 0), 0
     for match in MARKDOWN.finditer(text, 0 if name.lower().endswith(".md") else len(text)):
-        title = " > ".join(list(headings.values())[len(headings) > 1 :])
         parts = [(*part.span(), False) for part in PART.finditer(text, position, match.start())]
+        position = match.end()
         if match["code"] and len(match["code"]) <= CHUNK:
             parts.append((*match.span(), True))
         elif match["code"]:
             parts += [(*part.span(), True) for part in PART.finditer(text, *match.span())]
         words = [part for part in parts if re.search(r"[^\W_]", text[part[0] : part[1]])]
-        yield from ((title, *part) for part in words)
+        yield from ((section, *part) for part in words)
         if match["marks"] or match["line"]:
             level = len(match["marks"] or "") or " =-".index(match["line"][0])
-            heading = re.sub(r"(^|\s)#+\s*$", "", match["heading"] or match["title"] or "").strip()
-            headings = {i: headings[i] for i in headings if i < level} | {level: heading}
-        position = match.end()
+            heading = re.sub(r"(^|\s)#+\s*$", "", match["heading"] or match["title"] or "")
+            headings = {i: headings[i] for i in headings if i < level} | {level: heading.strip()}
+            section = (" > ".join(headings.values()), position)
 
 
 # ---- embeddings: questions and records -> vectors ------------------------------------------------
