@@ -976,7 +976,7 @@ def redact(text: str) -> str:
 def scores(candidates: Ranking) -> str:
     """List the ids and scores of at most 20 candidates."""
     named = [f"{shown(record['id'], 40)} {score:.4f}" for record, score in candidates[:20]]
-    return ", ".join(named + ["…"] * (len(candidates) > 20)) or "none"
+    return ", ".join(named + ["…"] * (len(candidates) > 20)).replace("-0.0000", "0.0000") or "none"
 
 
 def tell(line: str) -> None:
@@ -1035,7 +1035,7 @@ def document(argv: Sequence[str] | None) -> str:
         import openai  # noqa: F401
     with open_run(settings, options.explain) as run:
         files = {record["file"] for record in records} if has_documents(path) else {path}
-        run.explain(f"knowledge: {len(records)} records, {len(files)} files")
+        run.explain(f"knowledge: records {len(records)}, files {len(files)}")
         result = answer(question, records, run)
     indent = 2 if sys.stdout is not None and sys.stdout.isatty() else None
     return json.dumps(result, ensure_ascii=False, indent=indent)
