@@ -553,7 +553,7 @@ LETTER = rf"(?:(?![{UNSPACED}])\w)"
 TOKEN = re.compile(rf"""(?x)
     (?:(?<![\w.])[-+±\u2010-\u2015\u2212]?\.?)?                  # a number with sign and point:
         \d{LETTER}*(?:[-.,:/'’\u2010-\u2015\xa0\u2009\u202f]\d{LETTER}*)*[十百千万萬億亿兆]*
-    | {LETTER}+(?:[-'’\u2010\u2011]{LETTER}+)*(?:\+\+|\#)?       # a word; also C++ and C#
+    | {LETTER}+(?:[-'’\u2010-\u2013]{LETTER}+)*(?:\+\+|\#)?       # a word; also C++ and C#
     | (?P<markdown>(?<!\w)(?:[*`]+|~~)(?=\S) | (?<=\S)(?:[*`]+|~~)(?!\w))
     | \.{{2,}} | [!<>=+*/|&^~-]*=[<>=]* | [<>=+*/|&^~-]{{2,}}     # an ellipsis, an operator
     | (?:[{UNSPACED}]|[^\w\s])ª*""")
