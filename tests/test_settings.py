@@ -112,8 +112,12 @@ class TestReadSettings(unittest.TestCase):
         for url in BAD_URLS:
             with self.subTest(url=url):
                 reason = self.reason(API_BASE_URL=url)
-                self.assertRegex(reason, r"\AAPI_BASE_URL must be an http\(s\) URL .*\bhost\b")
+                self.assertIn("API_BASE_URL must be an http(s) URL ", reason)
                 self.assertNotIn("hunter22", reason)
+
+    def test_a_url_without_a_host_or_with_a_wrong_port_is_told_of_both(self) -> None:
+        reason = self.reason(API_BASE_URL="http://127.0.0.1:65536/v1")
+        self.assertRegex(reason, "host.* port")
 
     def test_a_key_is_printable_ascii_without_white_space_or_quotation_marks_around_it(
         self,
