@@ -28,8 +28,8 @@ class TestStrictJson(unittest.TestCase):
         texts: tuple[tuple[str | bytes, str], ...] = (
             ('{"a": 1, "a": 1}', 'here is not JSON: the key "a" is repeated'),
             ('[{"b": 1, "c": {"a": 1, "\\u0061": 2}}]', 'the key "a" is repeated'),
-            ("NaN", "the value NaN"),
-            ("[0.5, [-Infinity]]", "the value -Infinity"),
+            ("NaN", "NaN"),
+            ("[0.5, [-Infinity]]", "Infinity"),
             ("[" * 100_000 + "]" * 100_000, "recursion depth"),
             ("", syntax),
             ("{'a': 1}", syntax),

@@ -167,8 +167,7 @@ class TestKnowledgeStage(RagTestCase):
             (["--knowledge", bad], f'{bad}, record 1, id "b": text is blank'),
             (["--knowledge", f"{good}x"], f"cannot read {good}x: No such file"),
             (["--knowledge", good, "--where", "id=c"], 'no record has "id=c" (see --where)'),
-            (["--knowledge", good, "--where", "id"], '--where "id" is not FIELD=VALUE'),
-            (["--knowledge", good, "--where", "=b"], '--where "=b" is not FIELD=VALUE'),
+            (["--knowledge", good, "--where", "id"], 'no record has "id" (see --where)'),
         ):
             with self.subTest(argv=argv):
                 result = run_rag("Why?", *argv, environ=server.environment())

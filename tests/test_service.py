@@ -21,23 +21,27 @@ import rag
 from mock_server.endpoints import ENDPOINTS
 from mock_server.scenarios import CHAT, EMBEDDINGS, RERANK, Reply, message
 from mock_server.server import KEY, MockServer
-from tests.support import RagTestCase, bodies, own, paths, run_rag
+from tests.support import RagTestCase, Result, bodies, own, paths, run_rag
 
 PAGE = b"<!DOCTYPE html>\n<html><title>\n Sign in </title>"
-BETWEEN = "it may come from a proxy or login page in between; check API_BASE_URL"
-REDIRECT = "redirects are not followed; check API_BASE_URL"
-SENT = "sent with API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32, "
+BETWEEN = "it may come from a proxy or login page in between"
+SENT = "sent to API_BASE_URL with API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32"
 
 
 class ServiceTestCase(RagTestCase):
-    def said(self, reply: Any, path: str = EMBEDDINGS, **environ: str) -> str:
-        """Return the stderr of a run in which an endpoint gives this reply."""
+    def run_with(self, reply: Any, path: str = EMBEDDINGS, **environ: str) -> Result:
+        """Return the result of a run in which an endpoint gives this reply."""
         reply = reply if isinstance(reply, Reply) else Reply(500, reply)
         server = self.serve(own(path, lambda *_: reply))
         result = run_rag(environ={**server.environment("own"), **environ})
-        stages = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}
-        self.assert_one_line(result, 1, f"rag.py: {stages[path]}: {server.base_url('own')}{path}")
         self.assertEqual(paths(server)[-1], path)
+        return result
+
+    def said(self, reply: Any, path: str = EMBEDDINGS, **environ: str) -> str:
+        """Return the message of such a run, which fails."""
+        result = self.run_with(reply, path, **environ)
+        stage = {EMBEDDINGS: "embeddings", RERANK: "rerank", CHAT: "answer"}[path]
+        self.assert_one_line(result, 1, f"rag.py: {stage}: http://127.0.0.1:", f"/own/v1{path}")
         return result.stderr
 
 
@@ -77,7 +81,7 @@ class TestServerMessages(ServiceTestCase):
         ):
             with self.subTest(body=body):
                 line = self.said(Reply(500, body))
-                self.assertRegex(line, f'"HTML page.*{title}')
+                self.assertRegex(line, f' page.*{title}')
                 self.assertNotIn("secret text", line)
 
     def test_a_200_of_another_form_shows_what_it_says(self) -> None:
@@ -86,16 +90,20 @@ class TestServerMessages(ServiceTestCase):
             ({"error": "no credit", "data": []}, "no credit"),
             ({"message": "no route"}, "no route"),
             ({}, "{}"),
-            ("no route", "no route"),
-            (None, "null"),
-            (7, "7"),
-            (True, "true"),
         )
         for body, text in bodies:
             for path in (EMBEDDINGS, RERANK, CHAT):
                 with self.subTest(body=body, path=path):
                     line = self.said(Reply(200, body), path)
                     self.assertIn(f' answered 200 without a result: "{text}"', line)
+
+    def test_a_200_that_is_no_object_and_no_list_is_named_by_its_kind(self) -> None:
+        bodies: tuple[tuple[Any, str], ...] = ((None, "null"), (7, "a number"), ("x", "a string"))
+        for body, kind in bodies:
+            for path in (EMBEDDINGS, RERANK, CHAT):
+                with self.subTest(body=body, path=path):
+                    result = self.run_with(Reply(200, body), path)
+                    self.assert_one_line(result, 1, f" is {kind}, not ")
 
     def test_a_200_that_is_not_json_is_named(self) -> None:
         for body in (b"", b"upstream timed out", b"data: {}\n", b'{"\xe9": 1}', b'{"data": [NaN]}'):
@@ -163,11 +171,11 @@ class TestAdvice(ServiceTestCase):
         proxy = {"HTTPS_PROXY": "http://user:hunter22@127.0.0.1:9"}
         none: dict[str, str] = {}
         rows: tuple[tuple[int, bytes, Mapping[str, str], str], ...] = (
-            (301, b"", none, REDIRECT),
-            (308, b"", none, REDIRECT),
-            (401, b"", none, "check API_KEY"),
-            (403, b"", none, "check API_KEY, and whether it may use API_EMBEDDING_MODEL"),
-            (404, b"", none, "check API_BASE_URL (most end in /v1) and API_EMBEDDING_MODEL"),
+            (301, b"", none, "redirects are not followed"),
+            (308, b"", none, "redirects are not followed"),
+            (401, b"", none, "check the key"),
+            (403, b"", none, "check the key, and whether it may use the model"),
+            (404, b"", none, "check the base URL (most end in /v1) and the model"),
             (407, b"", none, BETWEEN),
             (429, b"", none, "too many requests, or no credit left; with API_RETRIES the SDK asks"),
             (503, b"", none, "the server is overloaded or still loading; with API_RETRIES the"),
@@ -177,11 +185,11 @@ class TestAdvice(ServiceTestCase):
             (502, b"", proxy, BETWEEN),
             (503, b"", proxy, BETWEEN),
             (504, b"", {"all_proxy": "", **proxy}, BETWEEN),
-            (401, b"", proxy, "check API_KEY"),
+            (401, b"", proxy, "check the key"),
             (400, b"", none, SENT),
             (413, b"", none, SENT),
             (422, b"", none, SENT),
-            (500, b"", proxy, SENT),
+            (500, b"", none, SENT),
             (502, b"", none, SENT),
             (504, b"", none, SENT),
             (201, b'{"data": []}', none, SENT),
@@ -191,35 +199,33 @@ class TestAdvice(ServiceTestCase):
                 line = self.said(Reply(status, body), **environ)
                 self.assertIn(f" answered {status}: ", line)
                 self.assertIn(f"; {advice}", line)
-                if "API_KEY" not in advice:
-                    self.assertNotIn("API_KEY", line)
+                self.assertEqual("key" in line, "key" in advice)
                 if advice == BETWEEN and environ:
                     self.assertIn("HTTPS_PROXY", line)
                 self.assertNotIn("hunter22", line)
 
-    def test_the_variables_are_those_of_the_endpoint_and_of_its_server(self) -> None:
-        for status, path, advice in (
-            (401, RERANK, "check API_RERANK_KEY"),
-            (403, RERANK, "check API_RERANK_KEY, and whether it may use API_RERANK_MODEL"),
-            (404, RERANK, "check API_RERANK_BASE_URL (most end in /v1) and API_RERANK_MODEL"),
-            (404, CHAT, "check API_BASE_URL (most end in /v1) and API_MODEL"),
-            (301, EMBEDDINGS, "redirects are not followed; check API_EMBEDDING_BASE_URL"),
+    def test_the_server_is_named_by_its_variable(self) -> None:
+        for path, variable in (
+            (EMBEDDINGS, "API_EMBEDDING_BASE_URL"),
+            (RERANK, "API_RERANK_BASE_URL"),
+            (CHAT, "API_BASE_URL"),
         ):
-            with self.subTest(status=status, path=path):
-                server = self.serve(own(path, lambda *_, status=status: Reply(status, b"")))
+            with self.subTest(path=path):
+                server = self.serve(own(path, lambda *_: Reply(401, b"")))
                 environ = dict(server.environment("own"))
                 for name in ("API_EMBEDDING", "API_RERANK"):
                     environ |= {f"{name}_BASE_URL": environ["API_BASE_URL"], f"{name}_KEY": KEY}
-                self.assertIn(f"; {advice}", run_rag(environ=environ).stderr)
+                line = run_rag(environ=environ).stderr
+                self.assertIn(f"check the key; sent to {variable} with ", line)
 
-    def test_any_other_refusal_names_the_settings_that_shaped_the_request(self) -> None:
+    def test_a_refusal_names_the_settings_that_shaped_the_request(self) -> None:
         for path, facts in (
             (EMBEDDINGS, "API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32, 20 texts"),
             (RERANK, "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 19 texts, the longest"),
             (CHAT, "API_MODEL=mock-chat, API_RESPONSE_FORMAT=none, RAG_SOURCES=3"),
         ):
             with self.subTest(path=path):
-                self.assertIn(f"; sent with {facts}", self.said(b"", path))
+                self.assertIn(f"; sent to API_BASE_URL with {facts}", self.said(b"", path))
         line = self.said(b"", CHAT, API_CHAT_OPTIONS='{"seed": 1}')
         self.assertRegex(line, "API_CHAT_OPTIONS={.seed.: 1}, RAG_SOURCES=3$")
         line = self.said(b"", CHAT, API_CHAT_OPTIONS=json.dumps({"user": "x" * 60}))
@@ -260,18 +266,18 @@ class TestConnections(ServiceTestCase):
 
     def test_a_port_where_nobody_listens(self) -> None:
         line = self.lost(API_BASE_URL=f"http://{self.closed_port()}/v1")
-        self.assertRegex(line, r'ConnectError ".*refused"; check API_BASE_URL$')
+        self.assertRegex(line, r'ConnectError ".*refused"; sent to API_BASE_URL with ')
 
     def test_a_host_that_does_not_resolve(self) -> None:
         failure = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         with mock.patch("socket.getaddrinfo", side_effect=failure):
             line = self.lost(API_BASE_URL="https://no.invalid/v1")
-        self.assertIn('Name or service not known"; check API_BASE_URL', line)
+        self.assertIn('Name or service not known"; sent to API_BASE_URL with ', line)
 
     def test_the_failure_of_a_proxy_names_the_variable_and_not_its_value(self) -> None:
         proxy = f"http://user:hunter22@{self.closed_port()}"
         line = self.lost(API_BASE_URL="http://api.example/v1", HTTP_PROXY=proxy)
-        self.assertRegex(line, r"; check API_BASE_URL.* HTTP_PROXY$")
+        self.assertRegex(line, "; sent to API_BASE_URL.* HTTP_PROXY with ")
 
     def test_the_refusal_of_a_proxy_is_not_taken_for_one_of_the_service(self) -> None:
         for status in (403, 404, 407, 502, 503):
@@ -283,11 +289,11 @@ class TestConnections(ServiceTestCase):
                 line = self.lost(API_BASE_URL="https://api.example/v1", HTTPS_PROXY=proxy)
                 self.assertIn(str(status), line)
                 self.assertIn("HTTPS_PROXY", line)
-                self.assertNotIn("API_KEY", line)
+                self.assertNotRegex(line, " key|redirect|overloaded")
 
     def test_a_server_that_does_not_answer_in_time_names_the_limit(self) -> None:
         line = self.said(Reply(ending="silence"), API_TIMEOUT="0.1")
-        self.assertRegex(line, r"no reply: \w*Timeout .*; API_TIMEOUT is the limit$")
+        self.assertRegex(line, r"no reply: \w*Timeout .*; API_TIMEOUT is the limit")
 
     def test_a_connection_that_breaks_says_nothing_of_the_key(self) -> None:
         for reply in (
@@ -299,7 +305,7 @@ class TestConnections(ServiceTestCase):
         ):
             with self.subTest(reply=reply):
                 line = self.said(reply)
-                self.assertRegex(line, r'no reply: \w+Error ".*"; check API_BASE_URL$')
+                self.assertRegex(line, r'no reply: \w+Error ".*"; sent to API_BASE_URL with ')
 
     @unittest.skipUnless(shutil.which("openssl"), "needs openssl to make a certificate")
     def test_a_certificate_that_is_not_trusted_names_the_variable_that_makes_it_so(self) -> None:
@@ -316,12 +322,12 @@ class TestConnections(ServiceTestCase):
         environ = server.__enter__().environment()
         environ["API_BASE_URL"] = environ["API_BASE_URL"].replace("http:", "https:")
         line = self.lost(**environ)
-        self.assertRegex(line, "; SSL_CERT_FILE names a file of further certificates to trust$")
+        self.assertRegex(line, "; SSL_CERT_FILE names a file of further certificates to trust;")
         self.assertEqual(run_rag(environ={**environ, "SSL_CERT_FILE": certificate}).status, 0)
 
-    def test_https_to_a_server_of_plain_http_says_to_check_the_url(self) -> None:
+    def test_https_to_a_server_of_plain_http_names_the_base_url(self) -> None:
         url = self.serve().base_url().replace("http:", "https:")
-        self.assertRegex(self.lost(API_BASE_URL=url), "; check API_BASE_URL$")
+        self.assertIn("; sent to API_BASE_URL with ", self.lost(API_BASE_URL=url))
 
 
 def refuse_tunnel(listener: socket.socket, status: int) -> None:
