@@ -354,13 +354,12 @@ class TestDamage(CacheTestCase):
         self.assertIn(0, statuses)
 
     def test_a_bit_of_the_schema_may_be_flipped(self) -> None:
-        # Here sqlite3 can raise UnicodeDecodeError, which is none of its own exceptions.
+        # sqlite3 raises UnicodeDecodeError here, which is none of its own exceptions.
         schema = self.original.index(b"CREATE TABLE")
-        for place, bit in ((59, 1), (59, 0), (schema, 7), (schema + 30, 7), (18, 1)):
-            with self.subTest(place=place, bit=bit):
-                damaged = bytearray(self.original)
-                damaged[place] ^= 1 << bit
-                self.check(bytes(damaged))
+        for place in (schema - 15, schema + 2, schema + 39):
+            damaged = bytearray(self.original)
+            damaged[place] ^= 0x80
+            self.assertEqual(self.check(bytes(damaged)), 2)
 
     def test_a_vector_whose_checksum_is_wrong_is_embedded_again_and_put_right(self) -> None:
         last = "(SELECT vector FROM vectors WHERE key = (SELECT max(key) FROM vectors))"
@@ -399,8 +398,8 @@ class ProcessTestCase(CacheTestCase):
 
 
 class TestProcesses(ProcessTestCase):
-    def test_eight_may_fill_it_at_the_same_time(self) -> None:
-        processes = [self.start(self.server) for _ in range(8)]
+    def test_four_may_fill_it_at_the_same_time(self) -> None:
+        processes = [self.start(self.server) for _ in range(4)]
         results = [process.communicate() for process in processes]
         self.assertEqual({err for _, err in results}, {b""})
         self.assertEqual(len({out for out, _ in results}), 1)
@@ -408,16 +407,16 @@ class TestProcesses(ProcessTestCase):
 
 
 class TestKills(ProcessTestCase):
-    """A run of 500 records in 16 batches is killed, and another must go on where it stopped.
+    """A run of 300 records in 10 batches is killed, and another must go on where it stopped.
 
     Two moments are tried here; with EVERY_KILL set in the environment it is all of them.
     """
 
     def setUp(self) -> None:
         super().setUp()
-        many = [{"id": f"r{i}", "text": f"Shelf {i} holds the volume {i * i}."} for i in range(500)]
+        many = [{"id": f"r{i}", "text": f"Shelf {i} holds the volume {i * i}."} for i in range(300)]
         self.knowledge = self.file("many.json", many)
-        self.watch(silent_from=17)
+        self.watch(silent_from=11)
 
         def change(good: Any, request: Any) -> Any:
             number = next(self.numbers)
@@ -427,7 +426,7 @@ class TestKills(ProcessTestCase):
         self.server = self.serve(own(EMBEDDINGS, change))
         out, _ = self.start(self.server, "own").communicate()
         self.expected, self.vectors = json.loads(out), sorted(self.rows())
-        self.assertEqual(len(self.vectors), 500)
+        self.assertEqual(len(self.vectors), 300)
 
     def watch(self, silent_from: int) -> None:
         """Count embedding requests anew; none gets a reply from that number on."""
@@ -464,14 +463,14 @@ class TestKills(ProcessTestCase):
         self.assertLessEqual(set(kept), set(self.vectors))
         self.settle()
         self.server.request_log.clear("")
-        self.watch(silent_from=17)
+        self.watch(silent_from=11)
         out, err = self.start(self.server, "own").communicate()
         self.assertEqual((json.loads(out), err), (self.expected, b""))
-        self.assertEqual(len(self.inputs()), 501 - len(kept))
+        self.assertEqual(len(self.inputs()), 301 - len(kept))
         self.assertEqual(sorted(self.rows()), self.vectors)
 
     def test_a_run_that_is_killed_loses_at_most_the_batches_under_way(self) -> None:
-        every = [(request, committed) for request in range(1, 17) for committed in (False, True)]
+        every = [(request, committed) for request in range(1, 11) for committed in (False, True)]
         for request, committed in every if "EVERY_KILL" in os.environ else [(3, False), (9, True)]:
             with self.subTest(request=request, committed=committed):
                 self.check_kill(request, committed)
