@@ -1,11 +1,11 @@
-"""How the tests run rag.py: in this process, against a mock server of their own."""
+"""Run rag.py in this process, against a mock server of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
-import sys
 import tempfile
 import unittest
 import warnings
@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import rag
-from mock_server.scenarios import SCENARIOS, Scenario
+from mock_server.scenarios import SCENARIOS, Change, Scenario
 from mock_server.server import KEY, MockServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of rag.py leaves behind."""
+    """The exit status and the output of a run of rag.py."""
 
     status: int
     stdout: str
@@ -37,6 +37,8 @@ class Result:
 
 
 class Terminal(io.TextIOWrapper):
+    """A stream that says it is a terminal."""
+
     def isatty(self) -> bool:
         return True
 
@@ -44,36 +46,30 @@ class Terminal(io.TextIOWrapper):
 def run_rag(
     *argv: str, environ: Mapping[str, str], stream: type[io.TextIOWrapper] = io.TextIOWrapper
 ) -> Result:
-    """rag.main(argv) with nothing but `environ` in the environment, its two streams captured."""
-    # A run that fails does not wait for requests under way: their sockets are the collector's.
+    """Run rag.main(argv) with these environment variables only, and capture both streams."""
+    # A run that fails does not wait for requests under way, and leaves their sockets open.
     warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
     # A folder without certificates: reading the real ones takes longer than the rest of a run.
     environ = {"SSL_CERT_DIR": str(ROOT), **environ}
-    out, err = stream(captured()), stream(captured())
+    # ASCII, as in a locale without UTF-8: rag.py sets the encoding by itself.
+    out, err = (stream(io.BytesIO(), encoding="ascii", newline="") for _ in range(2))
     with mock.patch.dict(os.environ, environ, clear=True):
-        with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 status = rag.main(argv)
-            except SystemExit as end:  # how argparse ends after --help
-                status = end.code if isinstance(end.code, int) else 0
-    return Result(status, *map(content, (out, err)))
+            except SystemExit as end:  # raised by argparse after --help
+                status = int(end.code or 0)
+    return Result(status, text_of(out), text_of(err))
 
 
-def captured() -> Any:
-    """A file for a stream: rag.py writes to its descriptor, whatever stands before it."""
-    return tempfile.TemporaryFile()
-
-
-def content(stream: Any) -> str:
-    """All that was written to a stream, which is closed then."""
-    with stream:
-        stream.flush()
-        stream.buffer.seek(0)
-        return str(stream.buffer.read(), "utf-8")
+def text_of(stream: io.TextIOWrapper) -> str:
+    """Return all that was written to a stream over a BytesIO."""
+    stream.flush()
+    return bytes(getattr(stream.buffer, "getvalue")()).decode()  # noqa: B009
 
 
 class RagTestCase(unittest.TestCase):
-    """A test case with a folder of its own and, once it asks for one, a mock server of its own."""
+    """A test case with a folder of its own, and with mock servers of its own."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -81,14 +77,14 @@ class RagTestCase(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def file(self, name: str, content: Any) -> str:
-        """The path of a new file: bytes and text as they are, anything else as JSON."""
+        """Return the path of a new file: bytes and text as they are, anything else as JSON."""
         data = content if isinstance(content, (bytes, str)) else json.dumps(content)
         path = self.folder / name
         path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8"))
         return str(path)
 
     def serve(self, *own: Scenario, key: str = KEY) -> MockServer:
-        """A running mock server, with these scenarios beside those of the table."""
+        """Return a running mock server, with these scenarios beside those of the table."""
         server = MockServer(scenarios={**SCENARIOS, **{each.name: each for each in own}}, key=key)
         server.__enter__()
         self.addCleanup(server.__exit__)
@@ -100,19 +96,24 @@ class RagTestCase(unittest.TestCase):
         self.assertEqual(result.stderr, f"{line}\n")
 
     def assert_one_line(self, result: Result, status: int, *words: str) -> None:
-        """The run failed with one line of at most 500 characters that has these words in it."""
+        """The run failed with one line of at most 500 characters that contains these words."""
         self.assertEqual((result.status, result.stdout), (status, ""), result.stderr)
         self.assertRegex(result.stderr, r"\A[^\n]{1,499}\n\Z")
         for word in words:
             self.assertIn(word, result.stderr)
 
 
+def own(path: str, change: Change) -> Scenario:
+    """Return a scenario with the name "own", which changes the replies of one endpoint."""
+    return Scenario("own", "own", "a reply of this test", "", path, change)
+
+
 def paths(server: MockServer) -> list[str]:
-    """The endpoints that were asked, in order; one entry for a run of embedding requests."""
+    """Return the endpoints that were asked, in order; one entry for all embedding requests."""
     asked = ["/" + entry.path.split("/v1/")[-1] for entry in server.request_log.entries]
     return [path for i, path in enumerate(asked) if path != "/embeddings" or path not in asked[:i]]
 
 
 def bodies(server: MockServer, path: str) -> list[Any]:
-    """The bodies of the requests to an endpoint, in order."""
+    """Return the bodies of the requests to an endpoint, in order."""
     return [entry.body for entry in server.request_log.entries if entry.path.endswith(f"/v1{path}")]

@@ -1,10 +1,10 @@
-"""Knowledge: which files and records are taken, and what is said of the others."""
+"""Knowledge: which files and records are taken, and the message about any other."""
 
 from __future__ import annotations
 
 import json
 import unittest
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import rag
@@ -19,7 +19,7 @@ class KnowledgeTestCase(RagTestCase):
         return rag.read_knowledge(self.file(name, content))
 
     def reason(self, name: str, content: Any) -> str:
-        """Why a file is refused, without its folder."""
+        """Return why a file is refused, without its folder."""
         with self.assertRaises(rag.RagError) as caught:
             self.read(name, content)
         return str(caught.exception).replace(f"{self.folder}/", "")
@@ -28,154 +28,99 @@ class KnowledgeTestCase(RagTestCase):
 class TestFiles(KnowledgeTestCase):
     def test_an_array_and_its_json_lines_give_the_same_records(self) -> None:
         lines = f"{json.dumps(A)}\r\n\n  \n{json.dumps(B)}"
-        self.assertEqual(self.read("k.json", [A, B]), [A, B])
-        self.assertEqual(self.read("k.jsonl", lines), [A, B])
-        self.assertEqual(self.read("K.JSONL", lines), [A, B])
-        self.assertEqual(self.read("k.txt", [A, B]), [A, B])
+        for name in ("k.jsonl", "K.JSONL"):
+            self.assertEqual(self.read(name, lines), [A, B])
+        for name in ("k.json", "k"):
+            self.assertEqual(self.read(name, [A, B]), [A, B])
 
-    def test_a_byte_order_mark_and_crlf_are_taken(self) -> None:
-        text = json.dumps([A, B], indent=1).replace("\n", "\r\n")
-        self.assertEqual(self.read("k.json", b"\xef\xbb\xbf" + text.encode()), [A, B])
-
-    def test_lines_end_at_line_feeds_and_at_no_other_character(self) -> None:
-        odd = {"id": "a", "text": "one\u2028two\x85three"}
-        self.assertEqual(self.read("k.jsonl", json.dumps(odd, ensure_ascii=False)), [odd])
+    def test_utf_8_and_utf_16_with_a_byte_order_mark_are_read(self) -> None:
+        records = [{**A, "text": "自行车 🚲\u2028one\u0a0d\u0d0a"}, B]
+        array = json.dumps(records, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+        lines = "\r\n".join(json.dumps(each, ensure_ascii=False) for each in records)
+        for name, text in (("k.json", array), ("k.jsonl", lines)):
+            for mark, encoding in (
+                (b"", "utf-8"),
+                (b"\xef\xbb\xbf", "utf-8"),
+                (b"\xff\xfe", "utf-16-le"),
+                (b"\xfe\xff", "utf-16-be"),
+            ):
+                with self.subTest(name=name, mark=mark):
+                    self.assertEqual(self.read(name, mark + text.encode(encoding)), records)
 
     def test_other_fields_come_back_equal(self) -> None:
         entry = {**A, "n": 1.5, "big": 10**30, "none": None, "deep": {"list": [True, "é\u202e"]}}
         self.assertEqual(self.read("k.json", [entry]), [entry])
 
-    def test_files_that_are_refused(self) -> None:
-        deep = "[" * 100_000
-        rename = "an object, not an array of objects; if it has one a line, name the file .jsonl"
+    def test_a_file_that_is_refused_is_named_with_the_place_and_the_reason(self) -> None:
         good = json.dumps(A)
-        for name, content, expected in (
-            ("k.json", "", "k.json: empty (line 1, column 1)"),
-            ("k.json", "[]", "k.json holds no record"),
-            ("k.jsonl", "\n\n", "k.jsonl holds no record"),
-            ("k.json", good, f"k.json: {rename}"),
-            ("k.json", f"{good}\n{good}\n", f"k.json: {rename}"),
-            (
-                "k.json",
-                '"text"',
-                "k.json: what must be an array of objects is a string, not a list",
-            ),
-            (
-                "k.json",
-                f"[{good},\n {{]",
-                "k.json: not JSON: Expecting property name enclosed in "
-                "double quotes (line 2, column 3)",
-            ),
-            (
-                "k.jsonl",
-                f"{good}\n{{'id'}}",
-                "k.jsonl: not JSON: Expecting property name enclosed in "
-                "double quotes (line 2, column 2)",
-            ),
-            ("k.json", b'[\n{"id": "\xff"}]', "k.json: not UTF-8 (line 2)"),
-            ("k.json", deep, "k.json: nesting too deep to read (line 1)"),
-            ("k.jsonl", f"{good}\n{deep}", "k.jsonl: nesting too deep to read (line 2)"),
+        deep = "[" * 100_000
+        for name, content, words in (
+            ("k.json", "", ["k.json is not JSON"]),
+            ("k.json", "[]", ["k.json holds no record"]),
+            ("k.jsonl", "\n\n", ["k.jsonl holds no record"]),
+            ("k.json", f"{good}\n{good}\n", ["k.json", ".jsonl"]),
+            ("k.json", '{"records": []}', ["k.json", "array of objects"]),
+            ("k.json", '"text"', ["k.json", "array of objects is a string"]),
+            ("k.json", f"[{good},\n {{]", ["k.json is not JSON", "line 2 column 3"]),
+            ("k.jsonl", f"{good}\n{{'id'}}", ["k.jsonl, line 2 is not JSON"]),
+            ("k.json", b'[\n{"id": "\xff"}]', ["k.json: ", "'utf-8' codec", "0xff"]),
+            ("k.json", b"\xff\xfea", ["k.json: ", "'utf-16-le' codec"]),
+            ("k.json", deep, ["k.json is not JSON", "recursion depth"]),
+            ("k.jsonl", f"{good}\n{deep}", ["k.jsonl, line 2 is not JSON", "recursion depth"]),
+            ("k.json", '[{"id": 1, "id": 1}]', ["k.json", 'the key "id" is repeated']),
+            ("k.jsonl", '\n{"id": 1, "id": 1}', ["k.jsonl, line 2 ", 'key "id" is repeated']),
+            ("k.json", '[{"id": NaN}]', ["k.json", "NaN"]),
         ):
             with self.subTest(content=content[:40]):
-                self.assertEqual(self.reason(name, content), expected)
-
-    def test_a_file_that_cannot_be_read_is_named_with_the_variable(self) -> None:
-        for path, why in (
-            (self.folder / "none.json", "No such file or directory"),
-            (self.folder, "Is a directory"),
-        ):
-            with self.subTest(path=path), self.assertRaises(rag.RagError) as caught:
-                rag.read_knowledge(str(path))
-            self.assertIn(f": {why} (see --knowledge)", str(caught.exception))
+                reason = self.reason(name, content)
+                for word in words:
+                    self.assertIn(word, reason)
 
 
 class TestRecords(KnowledgeTestCase):
-    def test_records_that_are_refused(self) -> None:
+    def test_a_record_that_is_refused_is_named_with_its_number_its_id_and_the_reason(self) -> None:
+        cannot = "it cannot be written as JSON again: "
         for second, expected in (
-            ("7", "k.json, record 2: the record is 7, not an object"),
-            ("null", "k.json, record 2: the record is null, not an object"),
-            ('{"text": "t"}', "k.json, record 2: id is missing, not a string"),
-            ('{"id": 7, "text": "t"}', "k.json, record 2: id is 7, not a string"),
-            ('{"id": null, "text": "t"}', "k.json, record 2: id is null, not a string"),
-            ('{"id": " ", "text": "t"}', 'k.json, record 2 (id " "): id is blank'),
-            ('{"id": "b"}', 'k.json, record 2 (id "b"): text is missing, not a string'),
-            (
-                '{"id": "b", "text": ["t"]}',
-                'k.json, record 2 (id "b"): text is a list of 1, not a string',
-            ),
-            ('{"id": "b", "text": "\\n\\t"}', 'k.json, record 2 (id "b"): text is blank'),
-            (
-                '{"id": "b", "text": "t", "title": null}',
-                'k.json, record 2 (id "b"): title is null, not a string',
-            ),
-            ('{"id": "b", "text": "t", "title": ""}', 'k.json, record 2 (id "b"): title is blank'),
-            (
-                '{"id": "a", "text": "t"}',
-                'k.json, record 2 (id "a"): this id is taken by k.json, record 1',
-            ),
-            ('{"id": "b", "text": "t", "text": "u"}', 'k.json, record 2 (id "b"): a repeated key'),
-            (
-                '{"id": "b", "text": "t", "x": {"y": 1, "y": 1}}',
-                'k.json, record 2 (id "b"): a repeated key',
-            ),
-            *(
-                (
-                    f'{{"id": "b", "text": "t", "x": {number}}}',
-                    'k.json, record 2 (id "b"): NaN, Infinity or a number too large',
-                )
-                for number in ("NaN", "-Infinity", "1e999", "[0.5, 1e999]", "9" * 641)
-            ),
-            (
-                '{"id": "b", "text": "\\ud83d"}',
-                'k.json, record 2 (id "b"): half of a surrogate pair',
-            ),
-            (
-                '{"id": "b", "text": "t", "\\udc00": 1}',
-                'k.json, record 2 (id "b"): half of a surrogate pair',
-            ),
-            (
-                f'{{"id": "b", "text": "t", "x": {"[" * 150 + "]" * 150}}}',
-                'k.json, record 2 (id "b"): nesting more than 100 deep',
-            ),
-            *(
-                (
-                    f'{{"id": {json.dumps(text)}, "text": "t"}}',
-                    f'k.json, record 2 (id "{shown}"): '
-                    "the id has white space around it, or a control character",
-                )
-                for text, shown in (
-                    (" b", " b"),
-                    ("b\u00a0", "b\\u00a0"),
-                    ("b\tc", "b\\tc"),
-                    ("b\x7f", "b\\u007f"),
-                    ("b\x85c", "b\\u0085c"),
-                )
-            ),
+            ("7", "id null: the record is a number, not an object"),
+            ('{"text": "t"}', "id null: id is null, not a string"),
+            ('{"id": 7, "text": "t"}', "id 7: id is a number, not a string"),
+            ('{"id": " ", "text": "t"}', 'id " ": id is blank'),
+            ('{"id": "b"}', 'id "b": text is null, not a string'),
+            ('{"id": "b", "text": ["t"]}', 'id "b": text is a list, not a string'),
+            ('{"id": "b", "text": "\\n\\t"}', 'id "b": text is blank'),
+            ('{"id": "b", "text": "t", "title": 7}', 'id "b": title is a number, not a string'),
+            ('{"id": "a", "text": "t"}', 'id "a": an earlier record has this id'),
+            ('{"id": "b", "text": "t", "x": [1e999]}', f'id "b": {cannot}Out of range'),
+            ('{"id": "b", "text": "\\ud83d"}', f"id \"b\": {cannot}'utf-8' codec can't encode"),
+            ('{"id": "b", "text": "t", "\\udc00": 1}', f'id "b": {cannot}'),
+            ('{"id": " b", "text": "t"}', 'id " b": the id has white space around it'),
+            ('{"id": "b\\u00a0", "text": "t"}', 'id "b\\u00a0": the id has white space around'),
+            ('{"id": "b\\tc", "text": "t"}', 'id "b\\tc": the id has white space around it, or a'),
+            ('{"id": "b\\u0085c", "text": "t"}', 'id "b\\u0085c": the id has white space around'),
         ):
-            with self.subTest(second=second[:60]):
-                self.assertEqual(self.reason("k.json", f"[{json.dumps(A)}, {second}]"), expected)
+            with self.subTest(second=second):
+                reason = self.reason("k.json", f"[{json.dumps(A)}, {second}]")
+                self.assertTrue(reason.startswith(f"k.json, record 2, {expected}"), reason)
+                reason = self.reason("k.jsonl", f"{json.dumps(A)}\n\n{second}")
+                self.assertTrue(reason.startswith(f"k.jsonl, line 3, {expected}"), reason)
 
-    def test_a_long_id_is_shortened_in_the_message(self) -> None:
-        reason = self.reason("k.json", [{"id": "x" * 500, "text": ""}])
-        self.assertEqual(reason, f'k.json, record 1 (id "{"x" * 99}…"): text is blank')
-
-    def test_the_passage_is_title_newline_text_or_the_text_alone(self) -> None:
+    def test_a_passage_is_title_newline_text_and_a_title_that_is_null_or_blank_is_absent(
+        self,
+    ) -> None:
         self.assertEqual(rag.passage(B), "Bell\nThe bell weighs 900 kilograms.")
-        self.assertEqual(rag.passage(A), "The tower is 41 metres high.")
+        self.assertEqual(rag.passage(A), A["text"])
+        titles: tuple[Any, ...] = (None, "", " \n")
+        for title in titles:
+            with self.subTest(title=title):
+                (record,) = self.read("k.json", [{**A, "title": title}])
+                self.assertEqual((rag.passage(record), record["title"]), (A["text"], title))
 
 
 class TestWhere(unittest.TestCase):
-    RECORDS = (
-        {
-            "id": "1",
-            "text": "t",
-            "for": "all",
-            "floor": 1,
-            "open": True,
-            "tags": ["a", {"b": None}],
-        },
-        {"id": "2", "text": "t", "for": "1", "floor": 2, "open": 1, "tags": []},
-        {"id": "3", "text": "t", "for": "true", "open": None},
+    RECORDS: Sequence[rag.Record] = (
+        {"id": "1", "for": "all", "floor": 1, "open": True, "tags": ["a", {"b": None}, 7]},
+        {"id": "2", "for": "1", "floor": 2, "open": 1, "tags": [], "n": "a=b"},
+        {"id": "3", "for": "true", "open": None, "tags": "a"},
     )
 
     def test_a_condition_keeps_the_records_with_that_value_and_all_conditions_must_match(
@@ -184,40 +129,49 @@ class TestWhere(unittest.TestCase):
         for conditions, expected in (
             ((), "123"),
             (("for=all",), "1"),
-            (("for=1",), "2"),
             (("floor=1",), "1"),
             (("for=true",), "3"),
             (("open=true",), "1"),
-            (("open=1",), "2"),
             (("open=null",), "3"),
-            (('tags=["a",{"b":null}]',), "1"),
+            (("tags=a",), "13"),
+            (("tags=7",), "1"),
+            (('tags={"b": null}',), "1"),
+            (("tags=[]",), "2"),
+            (("n=a=b",), "2"),
             (("id=2", "floor=2"), "2"),
         ):
             with self.subTest(conditions=conditions):
-                kept = rag.matching(self.RECORDS, list(map(rag.condition, conditions)))
+                kept = rag.matching(self.RECORDS, conditions)
                 self.assertEqual("".join(record["id"] for record in kept), expected)
 
-    def test_a_condition_that_leaves_no_record_is_an_error(self) -> None:
-        for conditions, expected in (
-            (("for=ALL",), "--where for=ALL leaves no record"),
-            (("floor=1", "for=1"), "--where for=1 leaves no record"),
-            (("open=null", "floor=1"), "--where floor=1 leaves no record"),
-            (("none=x",), "--where none=x: no record has that field"),
-            (("For=all",), "--where For=all: no record has that field"),
+    def test_a_condition_without_a_match_is_an_error(self) -> None:
+        for conditions in (
+            ("for=ALL",),
+            ("floor=1", "for=1"),
+            ("open=null", "floor=null"),
+            ("none=null",),
+            ("For=all",),
         ):
             with self.subTest(conditions=conditions), self.assertRaises(rag.RagError) as caught:
-                rag.matching(self.RECORDS, list(map(rag.condition, conditions)))
-            self.assertEqual(str(caught.exception), expected)
+                rag.matching(self.RECORDS, conditions)
+            self.assertIn(f'no record has "{conditions[-1]}"', str(caught.exception))
 
 
 class TestKnowledgeStage(RagTestCase):
-    def test_a_broken_file_ends_the_run_with_status_2_before_the_first_request(self) -> None:
+    def test_knowledge_that_is_refused_ends_the_run_with_status_2_before_the_first_request(
+        self,
+    ) -> None:
         server = self.serve()
-        path = self.file("k.json", [A, {"id": "b", "text": ""}])
-        result = run_rag("Why?", "--knowledge", path, environ=server.environment())
-        self.assert_failure(
-            result, 2, f'rag.py: knowledge: {path}, record 2 (id "b"): text is blank'
-        )
+        good, bad = self.file("k.json", [A, B]), self.file("bad.json", [{"id": "b", "text": ""}])
+        for argv, line in (
+            (["--knowledge", bad], f'{bad}, record 1, id "b": text is blank'),
+            (["--knowledge", f"{good}x"], f"cannot read {good}x: No such file"),
+            (["--knowledge", good, "--where", "id=c"], 'no record has "id=c" (see --where)'),
+            (["--knowledge", good, "--where", "id"], 'no record has "id" (see --where)'),
+        ):
+            with self.subTest(argv=argv):
+                result = run_rag("Why?", *argv, environ=server.environment())
+                self.assert_one_line(result, 2, f"rag.py: knowledge: {line}")
         self.assertEqual(paths(server), [])
 
     def test_the_option_overrides_the_variable(self) -> None:
@@ -229,53 +183,29 @@ class TestKnowledgeStage(RagTestCase):
         result = run_rag("How high is the tower?", environ=environ)
         self.assertEqual(result.document["sources"], [A])
 
-    def test_nothing_but_the_records_id_title_and_text_is_ever_sent(self) -> None:
+    def test_nothing_but_the_id_title_and_text_of_the_matching_records_is_sent(self) -> None:
         server = self.serve()
-        hidden = {"page": "HIDDEN-PAGE", "nested": {"HIDDEN-KEY": ["HIDDEN-ITEM"]}, "n": 918273645}
-        knowledge = [
-            {**A, **hidden, "who": "all"},
-            {**B, **hidden, "who": "all"},
-            {
-                "id": "secret",
-                "title": "SECRET-TITLE",
-                "text": "SECRET-TEXT high tower",
-                "who": "staff",
-            },
-        ]
-        path = self.file("k.json", knowledge)
+        hidden = {"page": "HIDDEN", "nested": {"HIDDEN": ["HIDDEN"]}, "who": ["HIDDEN", "all"]}
+        tower, bell = {**A, **hidden, "title": None}, {**B, **hidden}
+        secret = {"id": "SECRET", "title": "SECRET", "text": "SECRET high tower", "who": "staff"}
+        path = self.file("k.json", [tower, bell, secret])
         question = "How high is the tower?"
-        result = run_rag(
-            question, "--knowledge", path, "--where", "who=all", environ=server.environment()
-        )
-        self.assertEqual(result.document["sources"], [knowledge[0]])
+        argv = (question, "--knowledge", path, "--where", "who=all")
+        result = run_rag(*argv, environ=server.environment())
+        self.assertEqual(result.document["sources"], [tower])
         self.assertEqual(paths(server), ["/embeddings", "/rerank", "/chat/completions"])
         for entry in server.request_log.entries:
-            sent = json.dumps(entry.body)
-            for text in ("HIDDEN", "SECRET", "918273645", "secret", "who", "staff", "[key]"):
-                self.assertNotIn(text, sent)
+            self.assertNotRegex(json.dumps(entry.body), "HIDDEN|SECRET|who|nested|page")
             self.assertFalse(entry.key_in_body)
-        self.assertEqual(
-            bodies(server, "/embeddings")[0]["input"], [question, rag.passage(A), rag.passage(B)]
-        )
+        inputs = bodies(server, "/embeddings")[0]["input"]
+        self.assertEqual(inputs, [question, rag.passage(A), rag.passage(B)])
         asked = json.loads(bodies(server, "/chat/completions")[0]["messages"][1]["content"])
         self.assertEqual(asked, {"question": question, "sources": [A, B]})
 
-    def test_no_match_sends_nothing(self) -> None:
-        server = self.serve()
-        result = run_rag("--where", "audience=nobody", environ=server.environment())
-        self.assert_failure(
-            result, 2, "rag.py: knowledge: --where audience=nobody leaves no record"
-        )
-        self.assertEqual(paths(server), [])
-
 
 class TestBundledKnowledge(unittest.TestCase):
-    def test_it_is_what_the_readme_promises(self) -> None:
+    def test_it_has_titles_and_none_and_other_scripts(self) -> None:
         records = rag.read_knowledge(str(ROOT / "knowledge.json"))
         self.assertTrue(16 <= len(records) <= 20)
-        self.assertTrue(any("title" in record for record in records))
-        self.assertTrue(any("title" not in record for record in records))
-        self.assertTrue(any(not record["text"].isascii() for record in records))
-        self.assertEqual(
-            rag.SAMPLE_KNOWLEDGE, Path(rag.__file__).resolve().parent / "knowledge.json"
-        )
+        self.assertEqual({"title" in record for record in records}, {True, False})
+        self.assertEqual({record["text"].isascii() for record in records}, {True, False})
