@@ -91,9 +91,9 @@ class TestCheckEmbeddings(unittest.TestCase):
             (reply(good, row(1, 1.7e308, 1.7e308)), length),
             (reply(good, row(1, 1.0)), "data[1] has 1 numbers, others 2"),
         ):
-            with self.subTest(replied=replied), self.assertRaises(rag.RagError) as caught:
-                rag.check_embeddings(replied, 2, "float")
             with self.subTest(replied=replied):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_embeddings(replied, 2, "float")
                 self.assertEqual(str(caught.exception), expected)
 
     def test_vectors_that_are_refused_with_a_reason_from_python(self) -> None:
@@ -120,6 +120,7 @@ class TestCheckEmbeddings(unittest.TestCase):
 QUESTION = "What holds shelf 0?"
 TEXTS = [f"Shelf {i} holds the volume {i * i}." for i in range(8)]
 RECORDS = [{"id": f"r{i}", "text": text} for i, text in enumerate(TEXTS)]
+NO_MORE: dict[str, str] = {}
 PAIRS = {"API_EMBEDDING_BATCH": "1", "API_EMBEDDING_PARALLEL": "2"}
 
 
@@ -128,8 +129,8 @@ class TestEmbed(RagTestCase):
         self,
         server: MockServer,
         scenario: str = "plain",
+        environ: rag.StringMap = NO_MORE,
         records: Sequence[rag.Record] = RECORDS,
-        **environ: str,
     ) -> tuple[Result, list[Any]]:
         """Return a run with these records, and its embedding requests."""
         result = run_rag(
@@ -140,13 +141,14 @@ class TestEmbed(RagTestCase):
 
     def test_inputs_go_in_batches_the_question_first_and_equal_texts_once(self) -> None:
         twin = {**RECORDS[0], "id": "twin"}
-        _, sent = self.run_with(self.serve(), records=[*RECORDS, twin], API_EMBEDDING_BATCH="3")
+        _, sent = self.run_with(self.serve(), environ={"API_EMBEDDING_BATCH": "3"}, records=[*RECORDS, twin])
         batches = [[QUESTION, *TEXTS[:2]], TEXTS[2:5], TEXTS[5:8]]
         self.assertEqual([sent[0]["input"], *sorted(each["input"] for each in sent[1:])], batches)
 
     def test_the_body_is_model_input_and_encoding_format_and_nothing_else(self) -> None:
         for encoding in ("float", "base64"):
-            _, sent = self.run_with(self.serve(), API_EMBEDDING_ENCODING=encoding)
+            settings = {"API_EMBEDDING_ENCODING": encoding}
+            _, sent = self.run_with(self.serve(), environ=settings)
             body = {"model": "mock-embedding", "input": [QUESTION, *TEXTS]}
             self.assertEqual(sent, [{**body, "encoding_format": encoding}])
 
@@ -154,7 +156,7 @@ class TestEmbed(RagTestCase):
         server = self.serve()
         prefixes = {"API_QUERY_PREFIX": "query: ", "API_DOCUMENT_PREFIX": " passage:"}
         record = {"id": "a", "title": "Tower", "text": "41 metres high."}
-        _, (body,) = self.run_with(server, records=[record], **prefixes)
+        _, (body,) = self.run_with(server, environ=prefixes, records=[record])
         passage = "Tower\n41 metres high."
         self.assertEqual(body["input"], [f"query: {QUESTION}", f" passage:{passage}"])
         (asked,) = bodies(server, "/rerank")
@@ -180,7 +182,7 @@ class TestEmbed(RagTestCase):
             return good
 
         server = self.serve(Scenario("pairs", "own", "own", ANSWERS, EMBEDDINGS, change))
-        result, sent = self.run_with(server, "pairs", **PAIRS)
+        result, sent = self.run_with(server, "pairs", PAIRS)
         self.assertEqual(result.status, 0, result.stderr)
         inputs = [body["input"][0] for body in sent]
         groups = [inputs[:1], *(sorted(inputs[i : i + 2]) for i in range(1, 9, 2))]
@@ -203,14 +205,14 @@ class TestEmbed(RagTestCase):
                 return changed(good, request) if request["input"] == [TEXTS[0]] else good
 
             server = self.serve(Scenario("late", "own", "own", REFUSES, EMBEDDINGS, change))
-            result, sent = self.run_with(server, "late", **PAIRS)
+            result, sent = self.run_with(server, "late", PAIRS)
             self.assert_one_line(result, 1, words)
             self.assertEqual(len(sent), 3)
 
     def test_no_request_follows_a_failed_one_while_the_cache_is_locked(self) -> None:
         path = str(self.folder / "cache.db")
         server = self.serve()
-        self.run_with(server, records=RECORDS[:1], RAG_CACHE=path)
+        self.run_with(server, environ={"RAG_CACHE": path}, records=RECORDS[:1])
         lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self.addCleanup(lock.close)
 
@@ -222,20 +224,19 @@ class TestEmbed(RagTestCase):
         server = self.serve(Scenario("locked", "own", "own", REFUSES, EMBEDDINGS, change))
         connect = sqlite3.connect
 
-        def impatient(path: str, **options: Any) -> sqlite3.Connection:
+        def impatient(path: str, **options: Any) -> Any:
             return connect(path, **{**options, "timeout": 0.2})
 
         with mock.patch.object(sqlite3, "connect", impatient):
-            result, sent = self.run_with(server, "locked", RAG_CACHE=path, **PAIRS)
+            result, sent = self.run_with(server, "locked", {**PAIRS, "RAG_CACHE": path})
         self.assertEqual(result.status, 1)
         self.assertEqual(len(sent), 3)
 
     def test_a_refused_request_names_the_settings_and_the_longest_record(self) -> None:
         server = self.serve()
         long = {"id": "long", "text": "PRIVÉ " * 40}
-        result, _ = self.run_with(
-            server, "http-400", [*RECORDS, long], API_EMBEDDING_OPTIONS='{"dimensions": 3}'
-        )
+        options = {"API_EMBEDDING_OPTIONS": '{"dimensions": 3}'}
+        result, _ = self.run_with(server, "http-400", options, [*RECORDS, long])
         facts = (
             "API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32, "
             "API_EMBEDDING_OPTIONS={'dimensions': 3}, "

@@ -72,9 +72,9 @@ class TestCheckRerank(unittest.TestCase):
             ([good, row(1, -math.inf)], finite),
             ([good, row(1, 10**400)], finite),
         ):
-            with self.subTest(reply=reply), self.assertRaises(rag.RagError) as caught:
-                rag.check_rerank(reply, 3)
             with self.subTest(reply=reply):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_rerank(reply, 3)
                 self.assertEqual(str(caught.exception), expected)
 
 
