@@ -141,7 +141,8 @@ class TestEmbed(RagTestCase):
 
     def test_inputs_go_in_batches_the_question_first_and_equal_texts_once(self) -> None:
         twin = {**RECORDS[0], "id": "twin"}
-        _, sent = self.run_with(self.serve(), environ={"API_EMBEDDING_BATCH": "3"}, records=[*RECORDS, twin])
+        settings = {"API_EMBEDDING_BATCH": "3"}
+        _, sent = self.run_with(self.serve(), environ=settings, records=[*RECORDS, twin])
         batches = [[QUESTION, *TEXTS[:2]], TEXTS[2:5], TEXTS[5:8]]
         self.assertEqual([sent[0]["input"], *sorted(each["input"] for each in sent[1:])], batches)
 
