@@ -1,22 +1,19 @@
-"""Answer: what the chat model is asked, and which replies are taken."""
+"""Answer: what the chat model is asked, and which replies are accepted."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import unittest
 from typing import Any
 
 import rag
-from mock_server.scenarios import ANSWERS, CHAT, Change, Scenario, message
-from tests.support import ROOT, RagTestCase, bodies, paths, run_rag
+from mock_server.scenarios import ANSWERS, CHAT, Scenario, message
+from tests.support import ROOT, RagTestCase, Result, bodies, paths, run_rag
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    choice = {
-        "index": 0,
-        "finish_reason": "stop",
-        "message": {"role": "assistant", "content": "text"},
-    }
+    choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}
     return {"choices": [{**choice, **fields}]}
 
 
@@ -25,7 +22,7 @@ def said(**fields: Any) -> dict[str, Any]:
 
 
 class TestCheckCompletion(unittest.TestCase):
-    def test_the_text_of_the_only_choice_is_taken_whatever_stands_beside_it(self) -> None:
+    def test_the_text_of_the_only_choice_is_returned(self) -> None:
         for reply in (
             completion(),
             said(tool_calls=[], refusal=None, function_call=None),
@@ -35,71 +32,97 @@ class TestCheckCompletion(unittest.TestCase):
             self.assertEqual(rag.check_completion(reply), "text")
 
     def test_replies_that_are_refused(self) -> None:
-        one = "not a list of exactly one object"
         for reply, expected in (
-            ([], "the reply is a list of 0, not an object"),
-            ({"choices": None}, f"`choices` is null, {one}"),
-            ({"choices": {}}, f"`choices` is an object, {one}"),
-            ({"choices": []}, f"`choices` is a list of 0, {one}"),
-            ({"choices": ["text"]}, f"`choices` is a list of 1, {one}"),
-            ({"choices": completion()["choices"] * 2}, f"`choices` is a list of 2, {one}"),
+            ([], "the reply is a list, not an object"),
+            ({"choices": None}, "`choices` is null, not a list"),
+            ({"choices": {}}, "`choices` is an object, not a list"),
+            ({"choices": []}, "`choices` is a list of 0, not of exactly one"),
+            ({"choices": ["text"]}, "the choice is a string, not an object"),
+            ({"choices": [1, 2]}, "`choices` is a list of 2, not of exactly one"),
             (completion(finish_reason=None), 'finish_reason is null, not "stop"'),
             (completion(finish_reason="Stop"), 'finish_reason is "Stop", not "stop"'),
-            (completion(finish_reason="eos"), 'finish_reason is "eos", not "stop"'),
-            (completion(finish_reason="PIN 4711"), 'finish_reason is a string, not "stop"'),
-            (completion(finish_reason=["stop"]), 'finish_reason is a list of 1, not "stop"'),
-            (
-                completion(finish_reason="length", message=None),
-                'finish_reason is "length", not "stop"; '
-                "it was cut off: allow more tokens in API_CHAT_OPTIONS",
-            ),
+            (completion(finish_reason="eos_token"), 'finish_reason is "eos_token", not "stop"'),
+            (completion(finish_reason=["stop"]), 'finish_reason is ["stop"], not "stop"'),
             (completion(message=None), "the message is null, not an object"),
-            (completion(message=["text"]), "the message is a list of 1, not an object"),
-            (said(refusal="No."), "the model refuses to answer"),
-            (said(tool_calls=[{}]), "the model calls a tool, and was offered none"),
-            (said(function_call={"name": "f"}), "the model calls a tool, and was offered none"),
+            (said(refusal="No."), "the message has a refusal"),
+            (said(tool_calls=[{}]), "the message has a tool_calls"),
+            (said(function_call={"name": "f"}), "the message has a function_call"),
             (said(content=None), "the content is null, not a string"),
-            (
-                said(content=[{"type": "text", "text": "{}"}]),
-                "the content is a list of 1, not a string",
-            ),
-            (said(content={"answer": None}), "the content is an object, not a string"),
+            (said(content=[{"type": "text"}]), "the content is a list, not a string"),
         ):
-            with self.subTest(expected=expected), self.assertRaises(rag.RagError) as caught:
-                rag.check_completion(reply)
-            self.assertEqual(str(caught.exception), expected)
+            with self.subTest(reply=reply):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_completion(reply)
+                self.assertEqual(str(caught.exception), expected)
+
+    def test_a_token_limit_is_called_cut_off_however_it_is_spelled(self) -> None:
+        for reason in "length LENGTH max_tokens MAX_TOKENS model_length token_limit".split():
+            with self.subTest(reason=reason):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_completion(completion(finish_reason=reason, message=None))
+                hint = "cut off; raise the token limit in API_CHAT_OPTIONS"
+                words = f'finish_reason is "{reason}", not "stop": {hint}'
+                self.assertEqual(str(caught.exception), words)
+
+
+SENT = {"a": "A.", "B-2": "B.", "café": "C."}
 
 
 class TestCheckAnswer(unittest.TestCase):
-    SENT = ("a", "B-2", "café")
+    def assert_refused(self, text: str, expected: str) -> None:
+        """Check that the text is refused with a message that begins as expected."""
+        with self.subTest(text=text):
+            with self.assertRaises(rag.RagError) as caught:
+                rag.check_answer(text, SENT)
+            self.assertEqual(str(caught.exception)[: len(expected)], expected)
 
-    def test_answers_and_abstentions_that_are_taken(self) -> None:
+    def test_answers_and_abstentions_that_are_accepted(self) -> None:
         replies: tuple[Any, ...] = (
             {"answer": "At ten.", "source_ids": ["a"]},
             {"source_ids": ["café", "B-2", "a"], "answer": '{"not": "parsed"} ```'},
             {"answer": None, "source_ids": []},
         )
         for reply in replies:
-            self.assertEqual(rag.check_answer(f"\n {json.dumps(reply)}\t", self.SENT), reply)
+            self.assertEqual(rag.check_answer(f"\n {json.dumps(reply)}\t", SENT), reply)
 
-    def test_texts_that_are_refused(self) -> None:
-        text = "the model's text"
+    def test_texts_that_are_not_one_json_object_are_refused(self) -> None:
+        answer = '{"answer": "x", "source_ids": ["a"]}'
+        for text, reason in (
+            ("", "it is not JSON: Expecting value"),
+            (answer[:-1], "it is not JSON: Expecting ',' delimiter"),
+            (f"{answer}.", "it is not JSON: Extra data"),
+            (f"\u00a0{answer}", "it is not JSON: Expecting value"),
+            ('{"answer": null, "source_ids": [NaN]}', "it is not JSON: it has the value NaN"),
+            ('{"answer": null, "answer": "x"}', "it is not JSON: "),
+            ("[" * 100_000, "it is not JSON: maximum recursion depth"),
+            ('"x"', "it is a string, not an object"),
+            (f"[{answer}]", "it is a list, not an object"),
+        ):
+            self.assert_refused(text, f"the model's text: {reason}")
+
+    def test_what_stands_beside_the_json_object_is_named_with_the_setting_that_helps(self) -> None:
+        answer = '{"answer": "x", "source_ids": ["a"]}'
+        for text, found, setting in (
+            (f"```json\n{answer}\n```", "Markdown fence", "API_RESPONSE_FORMAT"),
+            (f"Sure:\n```\n{answer}\n```", "Markdown fence", "API_RESPONSE_FORMAT"),
+            (f"<think>hm</think>{answer}", "thinking", "API_CHAT_OPTIONS"),
+            (f"hm</think>{answer}", "thinking", "API_CHAT_OPTIONS"),
+            (f"{answer}<|im_end|>", "chat template markers", "chat template"),
+            (f"Here you are: {answer}", "", ""),
+        ):
+            with self.subTest(text=text):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_answer(text, SENT)
+                hint = str(caught.exception).partition(" (char ")[2].partition(";")[2]
+                self.assertIn(found, hint)
+                self.assertIn(setting, hint)
+                self.assertEqual(bool(found), bool(hint))
+
+    def test_answers_that_are_refused(self) -> None:
         keys = "the keys are not `answer` and `source_ids`"
-        sent = "which is not the id of a source that was sent"
-        for replied, expected in (
-            ("", f"{text}: empty (line 1, column 1)"),
-            (
-                '{"answer": "x", "source_ids": ["a"]',
-                f"{text}: not JSON: Expecting ',' delimiter (line 1, column 36)",
-            ),
-            (
-                '{"answer": "x", "source_ids": ["a"]}.',
-                f"{text}: not JSON: Extra data (line 1, column 37)",
-            ),
-            ("\u00a0{}", f"{text}: not JSON: Expecting value (line 1, column 1)"),
-            ('{"answer": null, "answer": "x", "source_ids": []}', f"{text}: a repeated key"),
-            ('"x"', f"{text} is a string, not an object"),
-            ("[]", f"{text} is a list of 0, not an object"),
+        first = "source_ids[0]: "
+        sent = "is not the id of a source that was sent"
+        for reply, expected in (
             ({}, keys),
             ({"answer": "x"}, keys),
             ({"answer": "x", "source_ids": ["a"], "note": ""}, keys),
@@ -107,109 +130,89 @@ class TestCheckAnswer(unittest.TestCase):
             ({"answer": "x", "source_ids": "a"}, "source_ids is a string, not a list"),
             ({"answer": "x", "source_ids": None}, "source_ids is null, not a list"),
             ({"answer": "x", "source_ids": {"a": 1}}, "source_ids is an object, not a list"),
-            ({"answer": "x", "source_ids": [1]}, "source_ids[0] is 1, not a string"),
-            (
-                {"answer": "x", "source_ids": ["a", ["a"]]},
-                "source_ids[1] is a list of 1, not a string",
-            ),
-            ({"answer": "x", "source_ids": ["A"]}, f'source_ids[0] is "A", {sent}'),
-            ({"answer": "x", "source_ids": ["b-2"]}, f'source_ids[0] is "b-2", {sent}'),
-            ({"answer": "x", "source_ids": ["a "]}, f'source_ids[0] is "a ", {sent}'),
-            ({"answer": "x", "source_ids": ["[a]"]}, f'source_ids[0] is "[a]", {sent}'),
-            (
-                {"answer": "x", "source_ids": ["cafe\u0301"]},
-                f'source_ids[0] is "cafe\u0301", {sent}',
-            ),
-            ({"answer": "x", "source_ids": ["a", "z\n"]}, f'source_ids[1] is "z\\n", {sent}'),
-            ({"answer": "x", "source_ids": ["s" * 99]}, f'source_ids[0] is "{"s" * 22}…", {sent}'),
+            ({"answer": "x", "source_ids": [1]}, f"{first}it is a number, not a string"),
+            ({"answer": "x", "source_ids": [["a"]]}, f"{first}it is a list, not a string"),
+            ({"answer": "x", "source_ids": ["A"]}, f'{first}"A" {sent}'),
+            ({"answer": "x", "source_ids": ["a "]}, f'{first}"a " {sent}'),
+            ({"answer": "x", "source_ids": ["[a]"]}, f'{first}"[a]" {sent}'),
+            ({"answer": "x", "source_ids": ["cafe\u0301"]}, f'{first}"cafe\u0301" {sent}'),
+            ({"answer": "x", "source_ids": ["a", "z\n"]}, f'source_ids[1]: "z\\n" {sent}'),
+            ({"answer": "x", "source_ids": ["s" * 99]}, f'{first}"{"s" * 39}…" {sent}'),
+            ({"answer": "x", "source_ids": ["\ud83d"]}, f'{first}"\\ud83d" {sent}'),
             (
                 {"answer": "x", "source_ids": ["a", "a"]},
-                'source_ids[1] is "a", for the second time',
+                "source_ids[1]: it repeats an earlier citation",
             ),
-            ({"answer": None, "source_ids": ["a"]}, "the answer is null, and yet it cites sources"),
-            ({"answer": "x", "source_ids": []}, "the answer cites no source"),
-            ({"answer": " \n", "source_ids": ["a"]}, "the answer is blank"),
-            ({"answer": 10, "source_ids": ["a"]}, "the answer is 10, not a string or null"),
             (
-                {"answer": ["x"], "source_ids": ["a"]},
-                "the answer is a list of 1, not a string or null",
+                {"answer": None, "source_ids": ["a"]},
+                "the answer: it is null, but sources are cited",
             ),
+            ({"answer": "x", "source_ids": []}, "the answer: it cites no source"),
+            ({"answer": " \n", "source_ids": ["a"]}, "the answer: it is blank"),
+            ({"answer": "\u00a0\u3000", "source_ids": ["a"]}, "the answer: it is blank"),
+            ({"answer": 10, "source_ids": ["a"]}, "the answer: it is a number, not a string"),
+            ({"answer": False, "source_ids": []}, "the answer: it is a bool, not a string"),
+            ({"answer": "\ud83d", "source_ids": ["a"]}, "the answer: 'utf-8' codec can't encode"),
         ):
-            with self.subTest(replied=replied), self.assertRaises(rag.RagError) as caught:
-                rag.check_answer(
-                    replied if isinstance(replied, str) else json.dumps(replied), self.SENT
-                )
-            self.assertEqual(str(caught.exception), expected)
+            self.assert_refused(json.dumps(reply), expected)
 
 
+RECORDS = {
+    record["id"]: record for record in json.loads((ROOT / "knowledge.json").read_text("utf-8"))
+}
 GOOD = json.dumps({"answer": "At ten.", "source_ids": ["hours-saturday"]})
 
 
-def in_turn(*texts: str) -> Change:
-    """The chat model says one text after the other: the number of messages tells the turn."""
-    return lambda good, request: message(content=texts[len(request["messages"]) // 2 - 1])(
-        good, request
-    )
-
-
 class TestAsk(RagTestCase):
-    def ask(self, *texts: str, **environ: str) -> tuple[list[Any], Any]:
-        server = self.serve(
-            Scenario("turns", "own", "texts in turn", ANSWERS, CHAT, in_turn(*texts))
-        )
+    def ask(self, *texts: str, **environ: str) -> tuple[Result, list[Any]]:
+        """Return a run in which the model writes these texts in turn, and the chat requests."""
+        turns = itertools.chain(texts, itertools.repeat("no further text"))
+
+        def change(good: Any, request: Any) -> Any:
+            return message(content=next(turns))(good, request)
+
+        server = self.serve(Scenario("turns", "own", "own", ANSWERS, CHAT, change))
         result = run_rag("--explain", environ={**server.environment("turns"), **environ})
-        return bodies(server, "/chat/completions"), result
+        return result, bodies(server, CHAT)
 
     def test_the_request_is_a_fixed_system_message_and_the_question_with_its_sources(self) -> None:
-        (body,), _ = self.ask(GOOD)
-        self.assertEqual(set(body), {"model", "messages"})
-        self.assertEqual(body["messages"][0], {"role": "system", "content": rag.PROMPT})
-        records = {
-            each["id"]: each for each in json.loads((ROOT / "knowledge.json").read_text("utf-8"))
-        }
-        sources = [
-            {name: records[each][name] for name in ("id", "title", "text") if name in records[each]}
-            for each in ("hours-saturday", "hours-weekdays", "guest-book")
-        ]
-        asked = json.loads(body["messages"][1]["content"])
-        self.assertEqual(asked, {"question": rag.SAMPLE_QUESTION, "sources": sources})
-        self.assertEqual([message["role"] for message in body["messages"]], ["system", "user"])
+        _, (body,) = self.ask(GOOD)
+        system, user = body["messages"]
+        self.assertEqual(system, {"role": "system", "content": rag.PROMPT + rag.ID_KEYS})
+        names = ("hours-saturday", "hours-weekdays", "guest-book")
+        shown = ("id", "title", "text")
+        sources = [{key: RECORDS[name].get(key) for key in shown} for name in names]
+        sources = [{key: each[key] for key in shown if each[key]} for each in sources]
+        self.assertEqual(user["role"], "user")
+        expected = {"question": rag.SAMPLE_QUESTION, "sources": sources}
+        self.assertEqual(json.loads(user["content"]), expected)
 
-    def test_the_prompt_asks_for_json_and_holds_nothing_that_could_pass_as_an_answer(self) -> None:
-        self.assertIn("JSON", rag.PROMPT)
-        self.assertIn("untrusted data", rag.PROMPT)
-        self.assertNotIn("{", rag.PROMPT)
+    def test_only_the_options_of_api_chat_options_are_added(self) -> None:
+        for options in ({}, {"temperature": 0, "seed": 3}):
+            _, (body,) = self.ask(GOOD, API_CHAT_OPTIONS=json.dumps(options))
+            self.assertEqual(set(body), {"model", "messages", *options})
 
-    def test_the_default_is_one_attempt(self) -> None:
-        sent, result = self.ask("no JSON", GOOD)
-        self.assertEqual(len(sent), 1)
-        self.assertEqual(result.status, 1)
-        self.assertIn(
-            "rag.py: answer: reply 1 of 1 rejected: the model's text: not JSON", result.stderr
-        )
-        self.assertIn("API_RESPONSE_FORMAT or more RAG_ATTEMPTS may help", result.stderr)
+    def test_the_prompt_holds_nothing_that_a_weak_model_could_return_as_its_answer(self) -> None:
+        for prompt in (rag.PROMPT + rag.ID_KEYS, rag.PROMPT + rag.QUOTE_KEYS):
+            self.assertNotIn("{", prompt)
+            self.assertIn("JSON", prompt)  # some services ask for the word with json_object
+            self.assertIn("untrusted data", prompt)
 
-    def test_a_rejected_reply_goes_back_with_the_reason_and_each_try_is_checked_alike(self) -> None:
-        wrong = json.dumps({"answer": "At nine.", "source_ids": ["nowhere"]})
-        sent, result = self.ask("```\n{}\n```", wrong, GOOD, RAG_ATTEMPTS="3")
+    def test_the_default_is_one_request(self) -> None:
+        result, sent = self.ask("no JSON", GOOD)
+        self.assertEqual((len(sent), result.status, result.stdout), (1, 1, ""))
+        self.assertIn("rag.py: answer: reply 1 of 1 rejected: the model's text: ", result.stderr)
+
+    def test_a_rejected_reply_is_asked_for_again_by_the_same_request(self) -> None:
+        unknown = json.dumps({"answer": "At nine.", "source_ids": ["nowhere"]})
+        result, sent = self.ask("```\n{}\n```", unknown, GOOD, RAG_ATTEMPTS="3")
         self.assertEqual(result.document["answer"], "At ten.")
-        reasons = (
-            "the model's text: wrapped in a Markdown fence (line 1, column 1)",
-            'source_ids[0] is "nowhere", which is not the id of a source that was sent',
-        )
-        for i, (text, reason) in enumerate(zip(("```\n{}\n```", wrong), reasons)):
-            added = sent[2]["messages"][2 + 2 * i : 4 + 2 * i]
-            again = f"That was rejected: {reason}. Reply again, with the JSON object only."
-            self.assertEqual(
-                added, [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
-            )
-            self.assertIn(f"answer: reply {i + 1} of 3 rejected: {reason}\n", result.stderr)
-        self.assertEqual(
-            [body["messages"] for body in sent], [sent[2]["messages"][:size] for size in (2, 4, 6)]
-        )
+        self.assertEqual(sent, sent[:1] * 3)
+        self.assertIn("answer: reply 1 of 3 rejected: the model's text: ", result.stderr)
+        self.assertIn('answer: reply 2 of 3 rejected: source_ids[0]: "nowhere"', result.stderr)
 
     def test_the_last_rejection_ends_the_run(self) -> None:
-        sent, result = self.ask("one", "two", GOOD, RAG_ATTEMPTS="2")
+        result, sent = self.ask("one", "two", GOOD, RAG_ATTEMPTS="2")
         self.assertEqual((len(sent), result.status, result.stdout), (2, 1, ""))
         self.assertIn("rag.py: answer: reply 2 of 2 rejected: ", result.stderr)
 
@@ -217,56 +220,50 @@ class TestAsk(RagTestCase):
         server = self.serve()
         environ = {**server.environment("answer-finish-length"), "RAG_ATTEMPTS": "5"}
         self.assert_one_line(run_rag(environ=environ), 1, 'finish_reason is "length"')
-        self.assertEqual(paths(server), ["/embeddings", "/rerank", "/chat/completions"])
+        self.assertEqual(paths(server), ["/embeddings", "/rerank", CHAT])
 
-    def test_what_the_model_wrote_is_not_shown_but_for_the_start_of_an_id_that_was_refused(
-        self,
-    ) -> None:
-        record = json.loads((ROOT / "knowledge.json").read_text("utf-8"))[1]["text"]
-        for text in (
-            f"I think: {record}",
-            json.dumps({"answer": record, "source_ids": [record]}),
-            f'{{"{record}": 1}}',
+    def test_of_what_the_model_wrote_only_a_refused_id_is_shown(self) -> None:
+        secret = RECORDS["hours-weekdays"]["text"]
+        for text, shown in (
+            (f"I think: {secret}", 0),
+            (json.dumps({"answer": secret, "source_ids": []}), 0),
+            (json.dumps({"answer": "x", "source_ids": [secret]}), 39),
+            (f'{{"{secret}": 1}}', 0),
+            (f'{{"{secret}": 1, "{secret}": 2}}', 0),
         ):
-            _, result = self.ask(text)
-            self.assertEqual(result.status, 1)
-            self.assertNotIn(record[:24], result.stderr)
-
-    def test_chat_options_are_merged_into_the_request(self) -> None:
-        (body,), _ = self.ask(GOOD, API_CHAT_OPTIONS='{"temperature": 0, "max_tokens": 300}')
-        self.assertEqual((body["temperature"], body["max_tokens"]), (0, 300))
-        self.assertEqual(set(body), {"model", "messages", "temperature", "max_tokens"})
+            with self.subTest(text=text):
+                result, _ = self.ask(text)
+                self.assertEqual(result.status, 1)
+                self.assertIn(secret[:shown], result.stderr)
+                self.assertNotIn(secret[: shown + 5], result.stderr)
 
     def test_json_object_is_asked_for(self) -> None:
-        (body,), _ = self.ask(GOOD, API_RESPONSE_FORMAT="json_object")
+        _, (body,) = self.ask(GOOD, API_RESPONSE_FORMAT="json_object")
         self.assertEqual(body["response_format"], {"type": "json_object"})
 
     def test_json_schema_allows_the_two_keys_the_ids_that_were_sent_and_the_abstention(
         self,
     ) -> None:
-        (body,), _ = self.ask(GOOD, API_RESPONSE_FORMAT="json_schema", RAG_SOURCES="2")
+        _, (body,) = self.ask(GOOD, API_RESPONSE_FORMAT="json_schema", RAG_SOURCES="2")
         ids = ["hours-saturday", "hours-weekdays"]
-        schema = {
+        expected = {
             "type": "object",
             "properties": {
-                "answer": {"type": ["string", "null"]},
+                "answer": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "source_ids": {"type": "array", "items": {"type": "string", "enum": ids}},
             },
             "required": ["answer", "source_ids"],
             "additionalProperties": False,
         }
-        named = {"name": "cited_answer", "strict": True, "schema": schema}
-        self.assertEqual(body["response_format"], {"type": "json_schema", "json_schema": named})
+        form = body["response_format"]
+        self.assertEqual((form["type"], form["json_schema"]["strict"]), ("json_schema", True))
+        self.assertEqual(form["json_schema"]["schema"], expected)
 
-    def test_several_citations_are_published_whole_in_the_order_cited(self) -> None:
+    def test_records_are_published_whole_in_the_order_cited(self) -> None:
         cited = ["guest-book", "hours-saturday"]
-        _, result = self.ask(json.dumps({"answer": "Both.", "source_ids": cited}))
-        records = {
-            each["id"]: each for each in json.loads((ROOT / "knowledge.json").read_text("utf-8"))
-        }
-        expected = {"answer": "Both.", "sources": [records[each] for each in cited]}
-        self.assertEqual(result.document, expected)
+        result, _ = self.ask(json.dumps({"answer": "Both.", "source_ids": cited}))
+        self.assertEqual(result.document["sources"], [RECORDS[name] for name in cited])
 
-    def test_a_known_record_that_was_not_sent_cannot_be_cited(self) -> None:
-        _, result = self.ask(json.dumps({"answer": "x", "source_ids": ["map-room"]}))
-        self.assertIn('source_ids[0] is "map-room", which is not the id of a source', result.stderr)
+    def test_a_record_that_was_not_sent_cannot_be_cited(self) -> None:
+        result, _ = self.ask(json.dumps({"answer": "x", "source_ids": ["map-room"]}))
+        self.assertIn('"map-room" is not the id of a source that was sent', result.stderr)

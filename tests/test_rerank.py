@@ -1,13 +1,16 @@
-"""Rerank: what is sent, and which replies are taken."""
+"""Rerank: what is sent, and which replies are accepted."""
 
 from __future__ import annotations
 
+import json
 import math
 import unittest
 from typing import Any
 
 import rag
-from tests.support import RagTestCase, bodies, run_rag
+from mock_server.scenarios import CHAT, EMBEDDINGS, RERANK
+from mock_server.server import MockServer
+from tests.support import RagTestCase, Result, bodies, paths, run_rag
 
 
 def row(index: Any, score: Any, name: str = "relevance_score") -> dict[str, Any]:
@@ -38,40 +41,41 @@ class TestCheckRerank(unittest.TestCase):
 
     def test_replies_that_are_refused(self) -> None:
         good = row(0, 0.9)
-        neither = "the reply is {} that has not one list `results` or `data`"
-        finite = "result 1 has the score {}, not a finite number"
+        lists = "the reply has not exactly one of `results` and `data`"
+        none_of = "result 1 has index {}, which is none of 0 to 2"
+        one_score = "result 1 needs one of `relevance_score` and `score`"
+        finite = "result 1 has a score that is no finite number"
         for reply, expected in (
-            (None, neither.format("null")),
-            ("text", neither.format("a string")),
-            ({}, neither.format("an object")),
-            ({"results": None}, neither.format("an object")),
-            ({"results": {"0": good}}, neither.format("an object")),
-            ({"results": [good], "data": [good]}, neither.format("an object")),
+            ({}, lists),
+            ({"results": [good], "data": [good]}, lists),
+            (None, "the list of results is null, not a list"),
+            ("text", "the list of results is a string, not a list"),
+            ({"results": None}, "the list of results is null, not a list"),
+            ({"results": {"0": good}}, "the list of results is an object, not a list"),
             ([good, None], "result 1 is null, not an object"),
-            ([good, {"relevance_score": 1}], "result 1 has the index null, not one of 0 to 2"),
-            ([good, row(None, 1)], "result 1 has the index null, not one of 0 to 2"),
-            ([good, row("1", 1)], "result 1 has the index a string, not one of 0 to 2"),
-            ([good, row(True, 1)], "result 1 has the index a bool, not one of 0 to 2"),
-            ([good, row(1.0, 1)], "result 1 has the index a number, not one of 0 to 2"),
-            ([good, row(-1, 1)], "result 1 has the index -1, not one of 0 to 2"),
-            ([good, row(3, 1)], "result 1 has the index 3, not one of 0 to 2"),
-            ([good, row(0, 1)], "result 1 has the index 0, for the second time"),
-            ([good, {"index": 1}], "result 1 needs one of `relevance_score` and `score`"),
-            (
-                [good, {**row(1, 1), "score": 1}],
-                "result 1 needs one of `relevance_score` and `score`",
-            ),
-            ([good, row(1, None)], finite.format("null")),
-            ([good, row(1, "0.5")], finite.format("a string")),
-            ([good, row(1, True)], finite.format("a bool")),
-            ([good, row(1, [1])], finite.format("a list of 1")),
-            ([good, row(1, math.nan)], finite.format("a number")),
-            ([good, row(1, -math.inf)], finite.format("a number")),
-            ([good, row(1, 10**400)], finite.format("a number")),
+            ([good, {"relevance_score": 1}], none_of.format("null")),
+            ([good, row(None, 1)], none_of.format("null")),
+            ([good, row("1", 1)], none_of.format('"1"')),
+            ([good, row(True, 1)], none_of.format("true")),
+            ([good, row(1.0, 1)], none_of.format("1.0")),
+            ([good, row(-1, 1)], none_of.format("-1")),
+            ([good, row(3, 1)], none_of.format("3")),
+            ([good, row(0, 1)], "result 1 has index 0, as an earlier row has"),
+            ([good, {"index": 1}], one_score),
+            ([good, {**row(1, 1), "score": 1}], one_score),
+            ([good, {**row(1, 1), "score": None}], one_score),
+            ([good, row(1, None)], finite),
+            ([good, row(1, "0.5")], finite),
+            ([good, row(1, True)], finite),
+            ([good, row(1, [1])], finite),
+            ([good, row(1, math.nan)], finite),
+            ([good, row(1, -math.inf)], finite),
+            ([good, row(1, 10**400)], finite),
         ):
-            with self.subTest(expected=expected), self.assertRaises(rag.RagError) as caught:
-                rag.check_rerank(reply, 3)
-            self.assertEqual(str(caught.exception), expected)
+            with self.subTest(reply=reply):
+                with self.assertRaises(rag.RagError) as caught:
+                    rag.check_rerank(reply, 3)
+                self.assertEqual(str(caught.exception), expected)
 
 
 RECORDS = [
@@ -80,42 +84,40 @@ RECORDS = [
 
 
 class TestRerank(RagTestCase):
+    def run_with(self, server: MockServer, scenario: str = "plain", **environ: str) -> Result:
+        """Return a run with RECORDS."""
+        path = self.file("k.json", RECORDS)
+        given = {**server.environment(scenario), **environ}
+        return run_rag("Which tower?", "--knowledge", path, environ=given)
+
     def test_the_body_holds_the_passages_of_the_candidates_best_first(self) -> None:
         server = self.serve()
-        environ = {**server.environment(), "RAG_CANDIDATES": "4", "RAG_SOURCES": "2"}
-        run_rag("Which tower?", "--knowledge", self.file("k.json", RECORDS), environ=environ)
-        (body,) = bodies(server, "/rerank")
-        self.assertEqual(
-            body,
-            {
-                "model": "mock-rerank",
-                "query": "Which tower?",
-                "documents": [rag.passage(record) for record in RECORDS[:4]],
-                "top_n": 2,
-                "return_documents": False,
-            },
-        )
+        self.run_with(server, RAG_CANDIDATES="4", RAG_SOURCES="2")
+        expected = {
+            "model": "mock-rerank",
+            "query": "Which tower?",
+            "documents": [f"Shelf\n{record['text']}" for record in RECORDS[:4]],
+            "top_n": 2,
+            "return_documents": False,
+        }
+        self.assertEqual(bodies(server, RERANK), [expected])
 
-    def test_top_n_is_not_more_than_the_documents(self) -> None:
+    def test_top_n_is_at_most_the_number_of_documents(self) -> None:
         server = self.serve()
-        run_rag(
-            "Which tower?",
-            "--knowledge",
-            self.file("k.json", RECORDS[:2]),
-            environ=server.environment(),
-        )
-        self.assertEqual(bodies(server, "/rerank")[0]["top_n"], 2)
+        self.run_with(server, RAG_CANDIDATES="2")
+        self.assertEqual(bodies(server, RERANK)[0]["top_n"], 2)
 
     def test_the_sources_are_the_best_rows_with_our_own_texts(self) -> None:
         server = self.serve()
-        for name in ("rerank-all-rows", "rerank-documents-echoed", "rerank-unsorted"):
-            run_rag(
-                "How high?",
-                "--knowledge",
-                self.file("k.json", RECORDS),
-                environ=server.environment(name),
-            )
-        sent = [body["messages"][1]["content"] for body in bodies(server, "/chat/completions")]
+        for scenario in ("plain", "rerank-all-rows", "rerank-documents-echoed", "rerank-unsorted"):
+            self.run_with(server, scenario)
+        sent = [body["messages"][1]["content"] for body in bodies(server, CHAT)]
         self.assertEqual(len(set(sent)), 1)
-        self.assertEqual(sent[0].count('"id": '), 3)
-        self.assertNotIn("never sent", sent[0])
+        self.assertEqual(len(json.loads(sent[0])["sources"]), 3)
+
+    def test_a_failing_reranker_fails_the_run(self) -> None:
+        server = self.serve()
+        result = self.run_with(server, "http-500-rerank")
+        facts = "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 6 texts, the longest"
+        self.assert_one_line(result, 1, "rag.py: rerank: ", "answered 500", facts)
+        self.assertEqual(paths(server), [EMBEDDINGS, RERANK])

@@ -16,216 +16,156 @@ EXPECTED = {
     "quotes-curly": ("It says so.", ["guest-book"]),
     "quotes-combining": ("It says so.", ["guest-book"]),
 }
-# What the one line on stderr says where a reply is refused.
-WORDS = {
-    "embeddings-data-absent": "`data` is null",
-    "embeddings-data-object": "`data` is an object",
-    "embeddings-reply-list": "the reply is a list of",
-    "embeddings-one-fewer": "not a list of",
-    "embeddings-one-more": "not a list of",
-    "embeddings-row-null": "is null, not an object",
-    "embeddings-index-all-zero": "the index 0, for the second time",
-    "embeddings-index-absent": "the index 0, for the second time",
-    "embeddings-other-index-absent": "the index 0, for the second time",
-    "embeddings-index-string": "the index a string",
-    "embeddings-index-float": "the index a number",
-    "embeddings-index-boolean": "the index a bool",
-    "embeddings-index-negative": "the index -1",
-    "embeddings-index-too-large": "not one of 0 to",
-    "embeddings-index-repeated": "for the second time",
-    "embeddings-vector-absent": "an embedding that is null",
-    "embeddings-vector-nested": "not all numbers",
-    "embeddings-vector-empty": "empty or all zeros",
-    "embeddings-vector-zero": "all zeros",
-    "embeddings-vector-shorter": "numbers, others 25",
-    "embeddings-vector-too-long": "too large",
-    "embeddings-number-null": "not all numbers",
-    "embeddings-number-string": "not all numbers",
-    "embeddings-number-boolean": "not all numbers",
-    "embeddings-number-nan": "NaN",
-    "embeddings-number-infinity": "Infinity",
-    "embeddings-number-1e999": "too large",
-    "embeddings-number-400-digits": "too large",
-    "embeddings-base64-unasked": "an embedding that is a string",
-    "embeddings-base64-broken": "not base64 of float32",
-    "embeddings-base64-cut": "not base64 of float32",
-    "embeddings-later-batch": "not one of 0 to",
-    "embeddings-later-batch-shorter": "has 255 numbers",
-    "embeddings-repeated-key": "a repeated key",
-    "rerank-results-absent": "`results` or `data`",
-    "rerank-results-null": "`results` or `data`",
-    "rerank-results-and-data": "`results` or `data`",
-    "rerank-row-null": "is null, not an object",
-    "rerank-index-absent": "the index null",
-    "rerank-index-string": "the index a string",
-    "rerank-index-float": "the index a number",
-    "rerank-index-boolean": "the index a bool",
-    "rerank-index-negative": "the index -1",
-    "rerank-index-too-large": "not one of 0 to",
-    "rerank-index-zero-absent": "the index null",
-    "rerank-index-zero-null": "the index null",
-    "rerank-document-not-sent": "the index",
-    "rerank-index-repeated": "for the second time",
-    "rerank-score-absent": "`relevance_score` and `score`",
-    "rerank-score-twice": "`relevance_score` and `score`",
-    "rerank-score-twice-equal": "`relevance_score` and `score`",
-    "rerank-score-null": "has the score null",
-    "rerank-score-string": "has the score a string",
-    "rerank-score-boolean": "has the score a bool",
-    "rerank-score-nan": "NaN",
-    "rerank-score-1e999": "too large",
-    "answer-choices-absent": "`choices` is null",
-    "answer-choices-empty": "`choices` is a list of 0",
-    "answer-choices-two": "`choices` is a list of 2",
-    "answer-choice-null": "`choices`",
-    "answer-finish-length": 'finish_reason is "length"',
-    "answer-finish-length-upper-case": 'finish_reason is "LENGTH"',
-    "answer-finish-max-tokens": 'finish_reason is "max_tokens"',
-    "answer-finish-model-length": 'finish_reason is "model_length"',
-    "answer-finish-content-filter": 'finish_reason is "content_filter"',
-    "answer-finish-tool-calls": 'finish_reason is "tool_calls"',
-    "answer-finish-eos": 'finish_reason is "eos"',
-    "answer-finish-end-turn": 'finish_reason is "end_turn"',
-    "answer-finish-longer": 'finish_reason is "stop_sequence"',
-    "answer-finish-other-case": 'finish_reason is "STOP"',
-    "answer-finish-absent": "finish_reason is null",
-    "answer-finish-null": "finish_reason is null",
-    "answer-message-null": "the message is null",
-    "answer-refusal": "refuses",
-    "answer-tool-call": "calls a tool",
-    "answer-function-call": "calls a tool",
-    "answer-content-null": "the content is null",
-    "answer-content-parts": "a list of 1",
-    "answer-content-object": "the content is an object",
-    "answer-blank": "empty",
-    "answer-fence": "fence",
-    "answer-fence-plain": "fence",
-    "answer-byte-order-mark": "not JSON",
-    "answer-no-break-space": "not JSON",
-    "answer-line-break": "not JSON",
-    "answer-think-block": "<think>",
-    "answer-think-end": "not JSON",
-    "answer-template-marks": "not JSON",
-    "answer-draft": "<think>",
-    "answer-in-reasoning": "empty",
-    "answer-prose-before": "not JSON",
-    "answer-prose-after": "not JSON",
-    "answer-two-objects": "not JSON",
-    "answer-cut-off": "not JSON",
-    "answer-trailing-comma": "not JSON",
-    "answer-nan": "NaN",
-    "answer-repeated-key": "a repeated key",
-    "answer-repeated-key-escaped": "a repeated key",
-    "answer-half-surrogate": "half of a surrogate pair",
-    "answer-nested-deeply": "nesting",
-    "answer-list": "is a list of 1",
-    "answer-string": "is a string",
-    "answer-key-more": "not `answer` and `source_ids`",
-    "answer-key-proto": "not `answer` and `source_ids`",
-    "answer-key-fewer": "not `answer` and `source_ids`",
-    "answer-keys-other-case": "not `answer` and `source_ids`",
-    "answer-object-empty": "not `answer` and `source_ids`",
-    "answer-null-alone": "not `answer` and `source_ids`",
-    "answer-null-ids-null": "source_ids is null",
-    "answer-json-null": "the model's text is null",
-    "answer-key-other-name": "not `answer` and `source_ids`",
-    "answer-ids-null": "source_ids is null",
-    "answer-ids-string": "source_ids is a string",
-    "answer-id-number": "source_ids[0] is 1",
-    "answer-id-not-sent": '"no-such-record"',
-    "answer-id-one-not-sent": '"no-such-record"',
-    "answer-id-first-not-sent": '"no-such-record"',
-    "answer-id-null": "is null, not a string",
-    "answer-id-empty": 'is "", which is not the id',
-    "answer-id-object": "is an object, not a string",
-    "answer-id-list": "is a list of",
-    "answer-ids-joined": "not the id of a source",
-    "answer-id-text": "not the id of a source",
-    "answer-id-line-break": "not the id of a source",
-    "answer-id-quotes": "not the id of a source",
-    "answer-id-full-width": "not the id of a source",
-    "answer-id-record-not-sent": "not the id of a source",
-    "answer-id-title": "not the id of a source",
-    "answer-id-position": "not the id of a source",
-    "answer-id-shortened": "not the id of a source",
-    "answer-id-other-case": "not the id of a source",
-    "answer-id-white-space": "not the id of a source",
-    "answer-id-white-space-before": "not the id of a source",
-    "answer-id-brackets": "not the id of a source",
-    "answer-id-repeated": "for the second time",
-    "answer-no-ids": "cites no source",
-    "answer-null-with-ids": "null, and yet",
-    "answer-number": "the answer is 10",
-    "answer-object": "the answer is an object",
-    "answer-obeys-by-prose": "not JSON",
-    "answer-obeys-by-id": '"night-plan"',
-    "answer-null-id-not-sent": '"no-such-record"',
-    "answer-empty": "the answer is blank",
-    "answer-empty-no-ids": "the answer is blank",
-    "answer-text-blank": "the answer is blank",
-    "quotes-digit": "not in that text, word for word",
-    "quotes-word-dropped": "not in that text, word for word",
-    "quotes-sign": "not in that text, word for word",
-    "quotes-stitched": "not in that text, word for word",
-    "quotes-ellipsis": "not in that text, word for word",
-    "quotes-other-source": "not in that text, word for word",
-    "quotes-title": "not in that text, word for word",
-    "quotes-inside-a-word": "not in that text, word for word",
-    "quotes-empty": "not in that text, word for word",
-    "quotes-short": "fewer than 3 words",
-    "quotes-twice": "for the second time",
-    "quotes-source-ids": "not `citations` and `answer`",
-    "quotes-no-citation": "cites no source",
-    "quotes-null": "null, and yet",
-    "http-400": "API_EMBEDDING_BATCH",
-    "http-401": "look at API_KEY",
-    "http-404": "/v1",
-    "http-413": "API_EMBEDDING_BATCH",
-    "http-421": "answered 421",
-    "http-429": 'retry-after: "7"',
-    "http-500": "API_EMBEDDING_BATCH",
-    "http-503": "no worker is free",
-    "http-201": "answered 201, not 200",
-    "http-204": "answered 204, not 200",
-    "redirect-same-host": "answered 307; a redirect, which",
-    "redirect-other-host": "answered 308; a redirect, which",
-    "redirect-to-get": "answered 302; a redirect, which is",
-    "html-200": "answered with HTML",
-    "error-200": 'answered 200 with an error: "the provider failed"',
-    "error-200-beside-data": 'answered 200 with an error: "the provider failed"',
-    "message-200": "`data` is null",
-    "html-403": "answered 403",
-    "event-stream-200": "an event stream",
-    "empty-200": ": empty",
-    "not-utf-8": "not UTF-8",
-    "not-json": "not JSON",
-    "json-cut-off": "not JSON",
-    "json-nested-deeply": "nesting",
-    "json-5000-digits": "a number too large",
-    "body-cut-off": "the connection to",
-    "gzip-broken": "the connection to",
-    "hang-up": "the connection to",
-    "silence": "sent nothing for 0.3 s",
-    "json-nan-unread": "NaN",
-    "json-two": "not JSON",
-    "json-repeated-key-equal": "a repeated key",
-    "json-repeated-key-inside": "a repeated key",
-    "not-utf-8-unread": "not UTF-8",
-    "redirect-301": "answered 301; a redirect, which",
-    "redirect-303": "answered 303; a redirect, which",
-    "error-200-answer": 'answered 200 with an error: "the provider failed"',
-    "redirect-answer": "answered 307; a redirect, which",
-    "http-201-rerank": "answered 201, not 200",
-    "http-201-answer": "answered 201, not 200",
-    "http-429-answer": "answered 429",
-    "http-500-rerank": "answered 500",
-    "http-500-good": "answered 500",
-    "hang-up-answer": "the connection to",
-    "http-503-answer": "the model is loading",
-    "http-404-rerank": "answered 404",
-    "http-404-answer": "answered 404",
-    "http-500-answer": "answered 500",
+# Words of the one line on stderr, and the scenarios in which it has them.
+MESSAGES = {
+    "answered 200 without a result: ": """
+        embeddings-data-absent rerank-results-absent answer-choices-absent message-200
+        """,
+    "`data` is an object, not a list": "embeddings-data-object",
+    "the reply is a list, not an object": "embeddings-reply-list",
+    "`data` is a list of 19, for 20 inputs": "embeddings-one-fewer",
+    "`data` is a list of 21, for 20 inputs": "embeddings-one-more",
+    " is null, not an object": """
+        embeddings-row-null rerank-row-null answer-choice-null answer-message-null
+        answer-json-null
+        """,
+    "every row has index 0; API_EMBEDDING_BATCH=1 works": """
+        embeddings-index-all-zero embeddings-index-absent
+        """,
+    ", as an earlier row has": """
+        embeddings-other-index-absent embeddings-index-repeated rerank-index-repeated
+        """,
+    'has index "': "embeddings-index-string rerank-index-string",
+    "has index 2.5, which is none of 0 to 19": "embeddings-index-float",
+    "has index 3.5, which is none of 0 to 18": "rerank-index-float",
+    "has index true, which is none of 0 to 1": "embeddings-index-boolean rerank-index-boolean",
+    "has index -1, which is none of 0 to 1": "embeddings-index-negative rerank-index-negative",
+    "has index 22, which is none of 0 to 1": "embeddings-index-too-large rerank-index-too-large",
+    "has index null, which is none of 0 to 18": """
+        rerank-index-absent rerank-index-zero-absent rerank-index-zero-null
+        """,
+    "has index 19, which is none of 0 to 18": "rerank-document-not-sent",
+    "data[7] has index 11, which is none of 0 to 7": "embeddings-later-batch",
+    "data[19].embedding: it is null, not a list": "embeddings-vector-absent",
+    "data[19].embedding: it is a string, not a list": "embeddings-base64-unasked",
+    "it holds something else than numbers": """
+        embeddings-vector-nested embeddings-number-null embeddings-number-string
+        embeddings-number-boolean
+        """,
+    "it is empty, all zeros, or not finite": """
+        embeddings-vector-empty embeddings-vector-zero embeddings-vector-too-long
+        embeddings-number-1e999
+        """,
+    "data[19].embedding: ": """
+        embeddings-number-400-digits embeddings-base64-broken embeddings-base64-cut
+        """,
+    "has 255 numbers, others 256": "embeddings-vector-shorter embeddings-later-batch-shorter",
+    "is not JSON: it has the value NaN": """
+        embeddings-number-nan rerank-score-nan answer-nan json-nan-unread
+        """,
+    "is not JSON: it has the value -Infinity": "embeddings-number-infinity",
+    " is repeated": """
+        embeddings-repeated-key answer-repeated-key answer-repeated-key-escaped
+        json-repeated-key-equal json-repeated-key-inside
+        """,
+    "the list of results is null, not a list": "rerank-results-null",
+    "the reply has not exactly one of `results` and `data`": "rerank-results-and-data",
+    "needs one of `relevance_score` and `score`": """
+        rerank-score-absent rerank-score-twice rerank-score-twice-equal
+        """,
+    "has a score that is no finite number": """
+        rerank-score-null rerank-score-string rerank-score-boolean rerank-score-1e999
+        """,
+    "`choices` is a list of 0, not of exactly one": "answer-choices-empty",
+    "`choices` is a list of 2, not of exactly one": "answer-choices-two",
+    'not "stop": cut off; raise the token limit in API_CHAT_OPTIONS': """
+        answer-finish-length answer-finish-length-upper-case answer-finish-max-tokens
+        answer-finish-model-length
+        """,
+    '", not "stop"\n': """
+        answer-finish-content-filter answer-finish-tool-calls answer-finish-eos
+        answer-finish-end-turn answer-finish-longer answer-finish-other-case
+        """,
+    'finish_reason is null, not "stop"\n': "answer-finish-absent answer-finish-null",
+    "the message has a refusal": "answer-refusal",
+    "the message has a tool_calls": "answer-tool-call",
+    "the message has a function_call": "answer-function-call",
+    "the content is null, not a string": "answer-content-null",
+    "the content is a list, not a string": "answer-content-parts",
+    "the content is an object, not a string": "answer-content-object",
+    "rejected: the model's text: it is not JSON: ": """
+        answer-blank answer-byte-order-mark answer-no-break-space answer-line-break
+        answer-in-reasoning answer-prose-before answer-prose-after answer-two-objects
+        answer-cut-off answer-trailing-comma answer-nested-deeply answer-obeys-by-prose
+        """,
+    "it has a Markdown fence: API_RESPONSE_FORMAT": "answer-fence answer-fence-plain",
+    "it has thinking: switch that off in API_CHAT_OPTIONS": """
+        answer-think-block answer-think-end answer-draft
+        """,
+    "it has chat template markers": "answer-template-marks",
+    "the answer: 'utf-8' codec can't encode character": "answer-half-surrogate",
+    "the model's text: it is a list, not an object": "answer-list",
+    "the model's text: it is a string, not an object": "answer-string",
+    "the keys are not `answer` and `source_ids`": """
+        answer-key-more answer-key-proto answer-key-fewer answer-keys-other-case
+        answer-object-empty answer-null-alone answer-key-other-name
+        """,
+    "source_ids is null, not a list": "answer-null-ids-null answer-ids-null",
+    "source_ids is a string, not a list": "answer-ids-string",
+    "source_ids[0]: it is a number, not a string": "answer-id-number",
+    "source_ids[1]: it is null, not a string": "answer-id-null",
+    "source_ids[0]: it is an object, not a string": "answer-id-object",
+    "source_ids[0]: it is a list, not a string": "answer-id-list",
+    '" is not the id of a source that was sent': """
+        answer-id-not-sent answer-id-one-not-sent answer-id-first-not-sent answer-id-empty
+        answer-ids-joined answer-id-text answer-id-line-break answer-id-quotes
+        answer-id-full-width answer-id-record-not-sent answer-id-title answer-id-position
+        answer-id-shortened answer-id-other-case answer-id-white-space
+        answer-id-white-space-before answer-id-brackets answer-obeys-by-id
+        answer-null-id-not-sent
+        """,
+    "it repeats an earlier citation": "answer-id-repeated quotes-twice",
+    "the answer: it cites no source": "answer-no-ids quotes-no-citation",
+    "the answer: it is null, but sources are cited": "answer-null-with-ids quotes-null",
+    "the answer: it is a number, not a string": "answer-number",
+    "the answer: it is an object, not a string": "answer-object",
+    "the answer: it is blank": "answer-empty answer-empty-no-ids answer-text-blank",
+    'citations[0]: the quote is not in the text of "hours-': """
+        quotes-digit quotes-word-dropped quotes-sign quotes-stitched quotes-ellipsis
+        quotes-other-source quotes-title quotes-inside-a-word
+        """,
+    "has fewer than 3 words": "quotes-empty quotes-short",
+    "the keys are not `answer` and `citations`": "quotes-source-ids",
+    "sent with API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32": """
+        http-400 http-413 http-421 http-500 http-201 http-204
+        """,
+    "sent with API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20": "http-201-rerank http-500-rerank",
+    "sent with API_MODEL=mock-chat, API_RESPONSE_FORMAT=none, RAG_SOURCES=3": """
+        http-201-answer http-500-answer http-500-good
+        """,
+    '[secret]"; check API_KEY\n': "http-401",
+    "(most end in /v1) and API_EMBEDDING_MODEL": "http-404",
+    "(most end in /v1) and API_RERANK_MODEL": "http-404-rerank",
+    "(most end in /v1) and API_MODEL": "http-404-answer",
+    'answered 429: "too many requests"; ': "http-429 http-429-answer",
+    'answered 503: "no worker is free"; ': "http-503",
+    'answered 503: "the model is loading"; ': "http-503-answer",
+    "; redirects are not followed; check API_BASE_URL": """
+        redirect-same-host redirect-other-host redirect-to-get redirect-301 redirect-303
+        redirect-answer
+        """,
+    'answered 200: "HTML page: Sign in"; it may come from a proxy': "html-200",
+    'answered 403: "HTML page: Blocked"; it may come from a proxy': "html-403",
+    'without a result: "the provider failed"': "error-200 error-200-beside-data error-200-answer",
+    "an event stream": "event-stream-200",
+    " is not JSON: ": """
+        empty-200 not-utf-8 not-json json-cut-off json-nested-deeply json-5000-digits json-two
+        not-utf-8-unread
+        """,
+    '"; check API_BASE_URL': "body-cut-off gzip-broken hang-up hang-up-answer",
+    'ReadTimeout "timed out"; API_TIMEOUT is the limit': "silence",
 }
+WORDS = {name: words for words, names in MESSAGES.items() for name in names.split()}
 QUESTION = "When is the library open on Saturday?"
 
 
