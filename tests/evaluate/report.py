@@ -166,7 +166,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def as_text(document: Mapping[str, Any]) -> str:
     """Return the report on the figures."""
-    settings, count, answerable = document["settings"], document["questions"], document["answerable"]
+    settings, count = document["settings"], document["questions"]
+    answerable = document["answerable"]
     names = ("API_EMBEDDING_MODEL", "API_RERANK_MODEL", "API_MODEL")
     lines = [
         f"{count} questions: {answerable} answerable, {count - answerable} not",
@@ -233,8 +234,8 @@ def answer_text(columns: Mapping[str, Any], threshold: float | None) -> list[str
     for name, each in columns.items():
         count, again = each["replies"], each["asked_again"]["outcomes"]
         if count:
-            cost = f"{each['tokens'] / count:.0f} tokens and {1000 * each['seconds'] / count:.0f} ms"
-            lines.append(f"{name}: {count} replies, {cost} each")
+            tokens, seconds = each["tokens"] / count, each["seconds"] / count
+            lines.append(f"{name}: {count} replies, {tokens:.0f} tokens and {seconds:.3f} s each")
         if again:
             ends = ", ".join(f"{end} {number}" for end, number in again.items())
             lines.append(f"  asked again: {ends}; {each['asked_again']['tokens']} tokens")
