@@ -97,8 +97,8 @@ def document(argv: Sequence[str] | None) -> str:
         needed = "give --questions: the sample ones are for the sample knowledge file"
         rag.require(sample or options.questions is not None, needed)
         questions = read_questions(options.questions or str(SAMPLE_QUESTIONS), records)
-    with rag.located("settings"):
-        rag.load_sdk()
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        del os.environ[name]  # as rag.py does, whose requests are measured
     with rag.open_run(settings) as run:
         figures = measure(questions, records, variants, run)
     return json.dumps(figures, ensure_ascii=False) if options.json else report.as_text(figures)
