@@ -573,7 +573,7 @@ class TestCommand(RagTestCase):
                 self.assertEqual(len(lines), 4 if stage == "answer" else 0)
                 self.assertEqual(bool(bodies(server, CHAT)), stage == "answer")
 
-    def test_a_service_whose_last_reply_fails_is_measured(self) -> None:
+    def test_nothing_fails_where_the_threshold_leaves_nothing_to_ask(self) -> None:
         environ = {"RAG_MIN_SIMILARITY": "0.9"}
         _, given = self.own(CHAT, broken)
         result = self.evaluate("--answers", "threshold", environ={**given, **environ})

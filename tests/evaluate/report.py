@@ -234,8 +234,9 @@ def answer_text(columns: Mapping[str, Any], threshold: float | None) -> list[str
     for name, each in columns.items():
         count, again = each["replies"], each["asked_again"]["outcomes"]
         if count:
-            tokens, seconds = each["tokens"] / count, each["seconds"] / count
-            lines.append(f"{name}: {count} replies, {tokens:.0f} tokens and {seconds:.3f} s each")
+            tokens, milliseconds = each["tokens"] / count, 1000 * each["seconds"] / count
+            cost = f"{tokens:.0f} tokens and {milliseconds:.0f} ms each"
+            lines.append(f"{name}: {count} replies, {cost}")
         if again:
             ends = ", ".join(f"{end} {number}" for end, number in again.items())
             lines.append(f"  asked again: {ends}; {each['asked_again']['tokens']} tokens")
