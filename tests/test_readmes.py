@@ -114,12 +114,13 @@ class TestText(RagTestCase):
         self.assertEqual(blocks("mock_server/README.md", "text"), [f"{CONTRACT}\n"])
 
     def test_the_sample_of_a_questions_file_is_valid(self) -> None:
-        from tests.evaluate import read_questions
+        from tests.evaluate.questions import read_questions
 
         samples = [text for name in READMES for text in blocks(name, "json questions")]
         for sample in samples:
             path = self.file("q.json", sample)
-            self.assertEqual(len(read_questions(path, ["hours", "fees"])), 3)
+            records = [{"id": "hours"}, {"id": "fees"}]
+            self.assertEqual(len(read_questions(path, records)), 3)
 
     def test_the_sample_of_a_knowledge_file_is_valid(self) -> None:
         (sample,) = blocks("README.md", "json")
