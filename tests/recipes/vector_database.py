@@ -39,7 +39,7 @@ def row(record: rag.Record) -> tuple[str, dict[str, Any]]:
     document, meets = json.dumps(record, ensure_ascii=False), []
     for name, value in record.items():
         values = [value, *value] if isinstance(value, list) else [value]
-        meets += [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for each in values]
+        meets += [f"{name}={one if isinstance(one, str) else json.dumps(one)}" for one in values]
     # A list, not a key for each field: upsert keeps a key that the new metadata does not have.
     return document, {"digest": hashlib.sha256(document.encode()).hexdigest(), "meets": meets}
 
