@@ -63,7 +63,7 @@ async def search(ctx: RunContext[State], query: str) -> list[dict[str, str]]:
 async def cite(ctx: RunContext[State], ids: list[str]) -> None:
     """Name the records on which the answer rests, in place of those named before."""
     if len({*ids} & {*ctx.deps.found}) < len(ids):
-        raise ModelRetry(f"Cite each id once, and only ids that search returned: {[*ctx.deps.found]}")
+        raise ModelRetry(f"Cite each id once, and only what search returned: {[*ctx.deps.found]}")
     ctx.deps.cited = ids
 
 
