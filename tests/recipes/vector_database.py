@@ -66,7 +66,7 @@ def build(records: rag.Records, table: Any, run: rag.Run) -> None:
 
 
 def search(question: str, where: Sequence[str], table: Any, run: rag.Run) -> rag.Ranking:
-    """Return the records nearest to the question that meet all conditions, best first."""
+    """Return the nearest records that meet all conditions: best first, equally similar by id."""
     with rag.located("database"):
         held, records = table.count(), table.metadata["records"]
         rag.require(held == records > 0, f"{held} of {records} records are stored; use --build")
@@ -82,7 +82,7 @@ def search(question: str, where: Sequence[str], table: Any, run: rag.Run) -> rag
         met = {record["id"] for record in rag.matching([each[0] for each in nearest], where)}
         right = len(met) == len(nearest) <= count and (where or len(met) == count)
         rag.require(right, f"{len(nearest)} rows for {count}, {len(met)} records that meet --where")
-    return sorted(nearest, key=lambda each: -each[1])
+    return sorted(nearest, key=lambda each: (-round(each[1], 6), each[0]["id"]))
 
 
 def check_row(name: str, document: str, distance: float) -> tuple[rag.Record, float]:
