@@ -52,6 +52,7 @@ import unicodedata
 import urllib.parse
 import zlib
 from array import array
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field, fields
@@ -61,7 +62,6 @@ from typing import Any, NoReturn, TypeAlias, cast
 SAMPLE_KNOWLEDGE = Path(__file__).resolve().with_name("knowledge.json")
 SAMPLE_QUESTION = "When is the library open on Saturday?"
 
-Json: TypeAlias = "Mapping[str, Any] | None"
 StringMap: TypeAlias = Mapping[str, str]
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Sequence[Record]
@@ -89,10 +89,10 @@ def located(place: str, advice: str = "") -> Iterator[None]:
         raise RagError(f"{place}: {shown(reason, 450)}{advice}") from None
 
 
-# ---- settings: environment variables -> one frozen object ----------------------------------------
+# ---- settings: one frozen object, read from environment variables by read_settings() -------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL with a host, and no user, query or fragment")
+URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL without user, query or fragment")
 KEY = (r"""(?!(["']).*\1$)[!-~]+""", "printable ASCII without spaces, not in quotation marks")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
@@ -123,15 +123,15 @@ class Settings:
     API_EMBEDDING_KEY: str | None = setting(KEY, "its key", None)
     API_RERANK_BASE_URL: str | None = setting(URL, "another server for reranking", None)
     API_RERANK_KEY: str | None = setting(KEY, "its key", None)
-    API_HEADERS: Json = setting(OBJECT, "further headers for the server of API_BASE_URL", None)
+    API_HEADERS: Any = setting(OBJECT, "further headers for the server of API_BASE_URL", None)
     API_TIMEOUT: float = setting((0.1, 86400.0), "seconds without a byte", 60.0)
     API_RETRIES: int = setting((0, 10), "retries of a failed request, by the SDK", 0)
     API_EMBEDDING_BATCH: int = setting((1, 2048), "inputs in one embedding request", 32)
     API_EMBEDDING_PARALLEL: int = setting((1, 8), "embedding requests at a time", 4)
     API_EMBEDDING_ENCODING: str = setting(ENCODING, "form of the vectors in a reply", "float")
-    API_EMBEDDING_OPTIONS: Json = setting(OBJECT, "added to embedding requests", None)
+    API_EMBEDDING_OPTIONS: Any = setting(OBJECT, "added to embedding requests", None)
     API_RESPONSE_FORMAT: str = setting(FORMAT, "form of the answer", "none")
-    API_CHAT_OPTIONS: Json = setting(OBJECT, "added to chat requests", None)
+    API_CHAT_OPTIONS: Any = setting(OBJECT, "added to chat requests", None)
     API_QUERY_PREFIX: str = setting(PREFIX, "put before an embedded question", "")
     API_DOCUMENT_PREFIX: str = setting(PREFIX, "put before an embedded passage", "")
     RAG_KNOWLEDGE: str = setting(TEXT, "a file, or a folder of documents", str(SAMPLE_KNOWLEDGE))
@@ -141,66 +141,6 @@ class Settings:
     RAG_ATTEMPTS: int = setting((1, 10), "requests for an answer, at most", 1)
     RAG_QUOTES: int = setting((0, 1), "1: a checked quote with each citation", 0)
     RAG_CACHE: str | None = setting(TEXT, "an SQLite file that keeps vectors between runs", None)
-
-
-def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in environ. Raise RagError: a bad value, or all that are missing."""
-    values: dict[str, Any] = {}
-    for row in fields(Settings):
-        text, form = environ.get(row.name, ""), row.metadata["form"]
-        if text.strip() or (text and form is PREFIX):  # any other blank value counts as unset
-            values[row.name] = read_setting(row.name, form, text)
-    needed = [row.name for row in fields(Settings) if row.default is MISSING]
-    missing = ", ".join(name for name in needed if name not in values)
-    mock = "`python -m mock_server run -- python rag.py` runs without an account"
-    require(not missing, f"not set: {missing} (see --help); {mock}")
-    for server in ("API_EMBEDDING", "API_RERANK"):
-        url, key = f"{server}_BASE_URL", f"{server}_KEY"
-        same = (url in values) == (key in values)
-        require(same, f"set both {url} and {key}, or neither: no key is sent to another server")
-    return Settings(**values)
-
-
-def read_setting(variable: str, form: Any, text: str) -> Any:
-    """Return the value of one variable. Raise RagError, which says what is allowed."""
-    value: Any = text
-    with contextlib.suppress(ValueError):
-        value = type(form[0])(text)
-    if isinstance(form[0], str):
-        fits = bool(re.fullmatch(form[0], text))
-    else:
-        fits = value is not text and form[0] <= value <= form[1]
-    # A key or header is never printed, nor a URL, which can hold a password.
-    secret = form in (KEY, URL) or variable == "API_HEADERS"
-    found = "" if secret else f'; found "{shown(text, 40)}"'
-    require(fits, f"{variable} must be {allowed(form)}{found}")
-    with located(variable):  # urlsplit raises ValueError for a port that would be another one
-        require(form is not URL or urllib.parse.urlsplit(text).port != 0, "there is no port 0")
-        return value if form is not OBJECT else read_object(variable, text)
-
-
-def allowed(form: Any) -> Any:
-    """Describe what a form allows."""
-    kind = "whole number" if isinstance(form[0], int) else "number"
-    return form[1] if isinstance(form[1], str) else f"a {kind} from {form[0]:g} to {form[1]:g}"
-
-
-def read_object(variable: str, text: str) -> dict[str, Any]:
-    """Return the JSON object in a setting. Raise RagError for a member that is not allowed."""
-    members: dict[str, Any] = expect(strict_json(text, "the text"), dict, "the text")
-    for name, value in members.items():
-        sent = isinstance(value, str) and re.fullmatch("[!-~][ -~]*", value)
-        fits = not re.fullmatch(RESERVED, name) and (sent or variable != "API_HEADERS")
-        require(fits, f'"{shown(name, 40)}" is not allowed, or not with this value')
-    return members
-
-
-def misspelled(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown variable that resembles a setting."""
-    known = [row.name for row in fields(Settings)]
-    names = [name for name in sorted({*environ} - {*known}) if name[:4] in ("API_", "RAG_")]
-    pairs = [(name, difflib.get_close_matches(name, known, 1, 0.8)) for name in names]
-    return [f"{shown(name, 40)} is no setting; {like[0]} is one" for name, like in pairs if like]
 
 
 # ---- the pipeline --------------------------------------------------------------------------------
@@ -234,8 +174,7 @@ def answer_from(nearest: Ranking, question: str, run: Run) -> dict[str, Any]:
     """Return the document to publish, from the candidates that a search found, best first."""
     threshold = run.settings.RAG_MIN_SIMILARITY
     candidates = [each for each in nearest if threshold is None or each[1] >= threshold]
-    below = scores(nearest[len(candidates) :])
-    run.explain(f"rank: nearest {scores(candidates)}; below RAG_MIN_SIMILARITY {below}")
+    run.explain(f"rank: nearest {scores(candidates)}; dropped {scores(nearest[len(candidates) :])}")
     if not candidates:
         return {"answer": None, "sources": [], "reason": "below_min_similarity"}
     if run.settings.API_RERANK_MODEL:
@@ -339,76 +278,6 @@ def holds(field_value: Any, wanted: str) -> bool:
     return any((each if isinstance(each, str) else json.dumps(each)) == wanted for each in values)
 
 
-CHUNK, SHORT = 1000, 100  # characters of a chunk, about; a shorter one joins its neighbour
-# What is no paragraph in Markdown: front matter, comments, headings, fenced blocks. An underlined
-# heading is one line, not directly below other text, and no list item, quotation or table row.
-MARKDOWN = re.compile(r"""(?mx) \Z | ^(?: \A---[ \t]*\n(?=[\w-]+:|\#|---)(?s:.*?)^---[ \t]*$
-  | (?:[ \t]*<!--(?s:.*?)(?:-->|\Z)){1,9}
-  | [ ]{0,3}(?P<marks>\#{1,6})(?:[ \t](?P<heading>.*))?$
-  | (?<![^\s>-]\n)[ ]{0,3}(?![>|]|(?:[-*+]|\d+[.)])[ \t])(?P<title>.*\w.*)\n(?P<line>==+|--+)[ \t]*$
-  | (?P<code>[-*+>\d.)\ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*$
-    (?s:.*?)(?:^[>\ \t]*(?P=fence)[`~]*(?=[ \t]*$)|(?<=\S)(?=\s*\Z))))""")
-# A paragraph, or a part of a long one up to the end of a line, of a sentence, of a word.
-PART = re.compile(r"""(?msx) (?:^[^\S\n]{0,99})?\S (?: (?:.{0,998}?\S)??(?=\s*(?:\Z|\n\s*\n))
-  | (?:.{0,998}\S)?(?=\s*\n) | (?:.{0,998}\S)?(?:(?<=[.!?])(?=\s)|(?<=[。！？]))
-  | (?:.{0,998}\S)?(?=\s) | (?:.{0,998}\S)?(?=\w) | .{0,998} )""")
-
-
-def read_documents(path: str) -> list[Record]:
-    """Return the chunks of a document or of a folder, without hidden files and links."""
-    root, failed = Path(path), []
-    files = [root] if root.is_file() else sorted(root.rglob("*"))
-    records: list[Record] = []
-    for file in [file for file in files if file.is_file() and has_documents(str(file))]:
-        name = file.name if file == root else file.relative_to(root).as_posix()
-        if file != root and (file.is_symlink() or re.search(r"(^|/)\.", name)):
-            continue
-        try:
-            require(name.isprintable(), "its name does not print")
-            records += chunks(unicodedata.normalize("NFC", name), decode(file.read_bytes()))
-        except (RagError, OSError, UnicodeError) as error:
-            failed.append(f"{name}: {error}")
-    if failed:
-        tell(f"rag.py: warning: {len(failed)} not read, the first is {shown(failed[0], 200)}")
-    return records
-
-
-def chunks(name: str, text: str) -> Iterator[Record]:
-    """Yield the chunks of a document: slices of its text, with the headings above as title."""
-    text = re.sub(r"\r\n?", "\n", text)
-    found: list[tuple[str, int, int, bool]] = []
-    for title, start, end, code in blocks(name, text):
-        if found and found[-1][0] == title:
-            _, before, last, after_code = found[-1]
-            short = min(end - start, last - before) < SHORT
-            if end - before <= CHUNK + 2 * SHORT * short + CHUNK * (code > after_code):
-                start = found.pop()[1]
-        found.append((title, start, end, code))
-    for title, start, end, _ in found:
-        line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
-        place = f"{name}:{line}" + f":{column}" * (column > 1)
-        yield {"id": place, "title": title, "text": text[start:end], "file": name, "line": line}
-
-
-def blocks(name: str, text: str) -> Iterator[tuple[str, int, int, bool]]:
-    """Yield the title, start and end of paragraphs and fenced blocks, and whether it is fenced."""
-    headings, position = {0: name.rpartition("/")[2]}, 0
-    for match in MARKDOWN.finditer(text, 0 if name.lower().endswith(".md") else len(text)):
-        title = " > ".join(list(headings.values())[len(headings) > 1 :])
-        parts = [(*part.span(), False) for part in PART.finditer(text, position, match.start())]
-        if match["code"] and len(match["code"]) <= CHUNK:
-            parts.append((*match.span(), True))
-        elif match["code"]:
-            parts += [(*part.span(), True) for part in PART.finditer(text, *match.span())]
-        words = [part for part in parts if re.search(r"[^\W_]", text[part[0] : part[1]])]
-        yield from ((title, *part) for part in words)
-        if match["marks"] or match["line"]:
-            level = len(match["marks"] or "") or " =-".index(match["line"][0])
-            heading = re.sub(r"(^|\s)#+\s*$", "", match["heading"] or match["title"] or "").strip()
-            headings = {i: headings[i] for i in headings if i < level} | {level: heading}
-        position = match.end()
-
-
 # ---- embeddings: questions and records -> vectors ------------------------------------------------
 
 
@@ -443,8 +312,8 @@ def embed_texts(texts: Sequence[str], run: Run, ids: StringMap | None = None) ->
         if sys.stderr is not None and sys.stderr.isatty():
             tell(f"embedded {len(fresh)} of {len(new[:size]) + len(later)} texts")
     vectors |= fresh
-    counts = f"{len(fresh)} inputs, {len(vectors) - len(fresh)} vectors from the cache"
-    run.explain(f"embeddings: {counts}, {length} dimensions")
+    cached = len(vectors) - len(fresh)
+    run.explain(f"embeddings: {len(fresh)} inputs, {cached} from the cache, {length} dimensions")
     return [vectors[text] for text in texts]
 
 
@@ -684,7 +553,7 @@ LETTER = rf"(?:(?![{UNSPACED}])\w)"
 TOKEN = re.compile(rf"""(?x)
     (?:(?<![\w.])[-+±\u2010-\u2015\u2212]?\.?)?                  # a number with sign and point:
         \d{LETTER}*(?:[-.,:/'’\u2010-\u2015\xa0\u2009\u202f]\d{LETTER}*)*[十百千万萬億亿兆]*
-    | {LETTER}+(?:[-'’\u2010\u2011]{LETTER}+)*(?:\+\+|\#)?       # a word; also C++ and C#
+    | {LETTER}+(?:[-'’\u2010-\u2013]{LETTER}+)*(?:\+\+|\#)?       # a word; also C++ and C#
     | (?P<markdown>(?<!\w)(?:[*`]+|~~)(?=\S) | (?<=\S)(?:[*`]+|~~)(?!\w))
     | \.{{2,}} | [!<>=+*/|&^~-]*=[<>=]* | [<>=+*/|&^~-]{{2,}}     # an ellipsis, an operator
     | (?:[{UNSPACED}]|[^\w\s])ª*""")
@@ -738,6 +607,144 @@ def find_quote(cited: Any, sent: StringMap, cut: Mapping[str, list[Token]]) -> d
     return {"id": name, "start": start, "end": end, "text": sent[name][start:end]}
 
 
+# ---- documents: files -> chunks, a part of the knowledge stage -----------------------------------
+
+Block: TypeAlias = tuple[tuple[str, int], int, int, bool]  # (title, place of the section), ...
+CHUNK, SHORT = 1000, 100  # characters of a chunk, about; a shorter one joins its neighbour
+# What is no paragraph in Markdown: front matter, comments, headings, fenced blocks. An underlined
+# heading is one line, not directly below other text, and no list item, quotation or table row.
+MARKDOWN = re.compile(r"""(?mx) \Z | ^(?: \A---[ \t]*\n(?=[\w-]+:|\#|---)(?s:.*?)^---[ \t]*$
+  | (?:[ \t]*<!--(?s:.*?)(?:-->|\Z)){1,9}
+  | [ ]{0,3}(?P<marks>\#{1,6})(?:[ \t](?P<heading>.{0,200}))?$
+  | (?<![^\s>-]\n)[ ]{0,3}(?![>|]|(?:[-*+]|\d+[.)])[ \t])(?=.*\w)(?P<title>.{1,200})\n
+    (?P<line>==+|--+)[ \t]*$
+  | (?P<code>[-*+>\d.)\ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*$
+    (?s:.*?)(?:^[>\ \t]*(?P=fence)[`~]*(?=[ \t]*$)|(?<=\S)(?=\s*\Z))))""")
+# A paragraph, or a part of a long one up to the end of a line, of a sentence, of a word.
+PART = re.compile(r"""(?msx) (?:^[^\S\n]{0,99})?\S (?: (?:.{0,998}?\S)??(?=\s*(?:\Z|\n\s*\n))
+  | (?:.{0,998}\S)?(?=\s*\n) | (?:.{0,998}\S)?(?:(?<=[.!?])(?=\s)|(?<=[。！？]))
+  | (?:.{0,998}\S)?(?=\s) | (?:.{0,998}\S)?(?=\w) | .{0,998} )""")
+
+
+def read_documents(path: str) -> list[Record]:
+    """Return the chunks of a document or of a folder, without hidden files and links."""
+    root, failed = Path(path), []
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    records: list[Record] = []
+    for file in [file for file in files if file.is_file() and has_documents(str(file))]:
+        name = file.name if file == root else file.relative_to(root).as_posix()
+        if file != root and (file.is_symlink() or re.search(r"(^|/)\.", name)):
+            continue
+        try:
+            require(name.isprintable(), "its name does not print")
+            records += chunks(unicodedata.normalize("NFC", name), decode(file.read_bytes()))
+        except (RagError, OSError, UnicodeError) as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        tell(f"rag.py: warning: {len(failed)} not read, the first is {shown(failed[0], 200)}")
+    return records
+
+
+def chunks(name: str, text: str) -> Iterator[Record]:
+    """Yield the chunks of a document: slices of its text, with the headings above as title."""
+    text = re.sub(r"\r\n?", "\n", text)
+    lines = [0, *(match.end() for match in re.finditer("\n", text))]
+    found: list[Block] = []
+    for section, start, end, code in reversed([*blocks(name, text)]):
+        # From the end, because a fenced block joins the paragraph before it.
+        if found and found[-1][0] == section:
+            _, after, last, code_after = found[-1]
+            short = min(end - start, last - after) < SHORT
+            limit = 2 * CHUNK if code_after and not code else CHUNK + 2 * SHORT * short
+            end = found.pop()[2] if last - start <= limit else end
+        found.append((section, start, end, code))
+    for (title, _), start, end, _ in reversed(found):
+        line = bisect(lines, start)
+        column = start - lines[line - 1] + 1
+        place = f"{name}:{line}" + f":{column}" * (column > 1)
+        yield {"id": place, "title": title, "text": text[start:end], "file": name, "line": line}
+
+
+def blocks(name: str, text: str) -> Iterator[Block]:
+    """Yield the section, start and end of each block, and whether it is a fenced one."""
+    headings: dict[int, str] = {}
+    section, position = (name.rpartition("/")[2], 0), 0
+    for match in MARKDOWN.finditer(text, 0 if name.lower().endswith(".md") else len(text)):
+        parts = [(*part.span(), False) for part in PART.finditer(text, position, match.start())]
+        position = match.end()
+        if match["code"]:
+            whole = [match] if len(match["code"]) <= CHUNK else PART.finditer(text, *match.span())
+            parts += [(*part.span(), True) for part in whole]
+        words = [part for part in parts if re.search(r"[^\W_]", text[part[0] : part[1]])]
+        yield from ((section, *part) for part in words)
+        if match["marks"] or match["line"]:
+            level = len(match["marks"] or "") or " =-".index(match["line"][0])
+            heading = re.sub(r"(^|\s)#+\s*$", "", match["heading"] or match["title"] or "")
+            headings = {i: headings[i] for i in headings if i < level} | {level: heading.strip()}
+            section = (" > ".join(headings.values()), position)
+
+
+# ---- shared: reading the settings ----------------------------------------------------------------
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Return the settings in environ. Raise RagError: a bad value, or all that are missing."""
+    values: dict[str, Any] = {}
+    for row in fields(Settings):
+        text, form = environ.get(row.name, ""), row.metadata["form"]
+        if text.strip() or (text and form is PREFIX):  # any other blank value counts as unset
+            values[row.name] = read_setting(row.name, form, text)
+    needed = [row.name for row in fields(Settings) if row.default is MISSING]
+    missing = ", ".join(name for name in needed if name not in values)
+    mock = "`python -m mock_server run -- python rag.py` runs without an account"
+    require(not missing, f"not set: {missing} (see --help); {mock}")
+    for server in ("API_EMBEDDING", "API_RERANK"):
+        url, key = f"{server}_BASE_URL", f"{server}_KEY"
+        same = (url in values) == (key in values)
+        require(same, f"set both {url} and {key}, or neither: no key is sent to another server")
+    return Settings(**values)
+
+
+def read_setting(variable: str, form: Any, text: str) -> Any:
+    """Return the value of one variable. Raise RagError, which says what is allowed."""
+    value: Any = text
+    with contextlib.suppress(ValueError):
+        value = type(form[0])(text)
+    number = not isinstance(value, str) and form[0] <= value <= form[1]
+    fits = re.fullmatch(form[0], text) if isinstance(form[0], str) else number
+    # A key or header is never printed, nor a URL, which can hold a password.
+    secret = form in (KEY, URL) or variable == "API_HEADERS"
+    found = "" if secret else f'; found "{shown(text, 40)}"'
+    require(fits, f"{variable} must be {allowed(form)}{found}")
+    with located(variable):  # urlsplit raises ValueError for a port that would be another one
+        require(form is not URL or urllib.parse.urlsplit(text).port != 0, "there is no port 0")
+        return value if form is not OBJECT else read_object(variable, text)
+
+
+def allowed(form: Any) -> Any:
+    """Describe what a form allows."""
+    kind = "whole number" if isinstance(form[0], int) else "number"
+    return form[1] if isinstance(form[1], str) else f"a {kind} from {form[0]:g} to {form[1]:g}"
+
+
+def read_object(variable: str, text: str) -> dict[str, Any]:
+    """Return the JSON object in a setting. Raise RagError for a member that is not allowed."""
+    members: dict[str, Any] = expect(strict_json(text, "the text"), dict, "the text")
+    for name, value in members.items():
+        sent = isinstance(value, str) and re.fullmatch("[!-~][ -~]*", value)
+        fits = not re.fullmatch(RESERVED, name) and (sent or variable != "API_HEADERS")
+        require(fits, f'"{shown(name, 40)}" is not allowed, or not with this value')
+    return members
+
+
+def misspelled(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each unknown variable that resembles a setting."""
+    known = [row.name for row in fields(Settings)]
+    names = [name for name in sorted({*environ} - {*known}) if name[:4] in ("API_", "RAG_")]
+    pairs = [(name, difflib.get_close_matches(name, known, 1, 0.8)) for name in names]
+    return [f"{shown(name, 40)} is no setting; {like[0]} is one" for name, like in pairs if like]
+
+
 # ---- shared: the service -------------------------------------------------------------------------
 
 # The settings that shape the requests to each endpoint.
@@ -769,8 +776,7 @@ def open_run(settings: Settings, verbose: bool = False) -> Iterator[Run]:
     with contextlib.ExitStack() as stack:
         with located("settings"):
             # A redirect can carry the records to another host, or turn a POST into a GET.
-            check = variables(r"(?i)\w+_proxy|ssl_cert_\w+")
-            with located("cannot make an HTTP client", f"; check {check}"):
+            with located("no HTTP client", f"; check {variables('(?i).*_proxy|ssl_cert_.*')}"):
                 http = openai.DefaultHttpxClient(follow_redirects=False)
             client = openai.OpenAI(
                 base_url=settings.API_BASE_URL, api_key=settings.API_KEY, http_client=http,
@@ -818,7 +824,7 @@ def post(path: str, body: Record, run: Run, texts: Sequence[tuple[str, str]] = (
         known = 407 if between else 300 if 300 <= status < 400 else status
         sent = circumstances(f"status {known}", path, run, texts)
         raise RagError(f"{url} answered {status}: {server_message(data)}; {sent}")
-    reply = strict_json(data, url)
+    reply = strict_json(data.decode(), url)
     fields = reply if isinstance(reply, dict) else {"data": reply}
     if fields.get("error") or not {"data", "results", "choices"} & set(fields):
         raise RagError(f"{url} answered 200 without a result: {server_message(data)}")
@@ -862,12 +868,11 @@ def server_message(data: bytes) -> str:
 KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a bool", type(None): "null"}
 
 
-def strict_json(text: bytes | str, place: str) -> Any:
+def strict_json(text: str, place: str) -> Any:
     """Return the value of a JSON text. Raise RagError, which names the place.
 
     Duplicate keys are refused because parsers keep different ones; NaN and Infinity are no JSON."""
     with located(f"{place} is not JSON"):  # of NaN and Infinity, int() raises ValueError
-        text = text if isinstance(text, str) else text.decode()
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=int)
 
 
@@ -971,7 +976,7 @@ def redact(text: str) -> str:
 def scores(candidates: Ranking) -> str:
     """List the ids and scores of at most 20 candidates."""
     named = [f"{shown(record['id'], 40)} {score:.4f}" for record, score in candidates[:20]]
-    return ", ".join(named + ["…"] * (len(candidates) > 20)) or "none"
+    return ", ".join(named + ["…"] * (len(candidates) > 20)).replace("-0.0000", "0.0000") or "none"
 
 
 def tell(line: str) -> None:
@@ -1008,15 +1013,6 @@ def arguments() -> Arguments:
     return parser
 
 
-def load_sdk() -> None:
-    """Import openai, without the OPENAI_* variables. Raise RagError if that fails."""
-    # They would change requests: one replaces the Authorization header, another prints bodies.
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        del os.environ[name]
-    with located("cannot import openai", "; run `python -m pip install -U openai`"):
-        import openai  # noqa: F401
-
-
 def document(argv: Sequence[str] | None) -> str:
     """Return the text for stdout. Raise RagError with the stage that failed."""
     with located("usage"):
@@ -1032,11 +1028,14 @@ def document(argv: Sequence[str] | None) -> str:
         require(question.encode().strip(), "ask a question; the sample one is for the sample file")
     with located("knowledge"):
         records = matching(read_knowledge(path), options.where)
-    with located("settings"):
-        load_sdk()
+    # They would change requests: one replaces the Authorization header, another prints bodies.
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        del os.environ[name]
+    with located("settings: cannot import openai", "; run `python -m pip install -U openai`"):
+        import openai  # noqa: F401
     with open_run(settings, options.explain) as run:
         files = {record["file"] for record in records} if has_documents(path) else {path}
-        run.explain(f"knowledge: {len(records)} records, {len(files)} files")
+        run.explain(f"knowledge: records {len(records)}, files {len(files)}")
         result = answer(question, records, run)
     indent = 2 if sys.stdout is not None and sys.stdout.isatty() else None
     return json.dumps(result, ensure_ascii=False, indent=indent)
