@@ -105,7 +105,6 @@ def document(model: Model | None = None) -> str:
         rag.require((options.question or "").strip(), "ask a question")
     with rag.located("settings"):
         settings = rag.read_settings(os.environ)
-        rag.load_sdk()
     with rag.located("knowledge"):
         path = options.knowledge or settings.RAG_KNOWLEDGE
         records = rag.matching(rag.read_knowledge(path), options.where)

@@ -105,7 +105,6 @@ def document() -> str:
         settings = rag.read_settings(os.environ)
         url = os.environ.get("CHROMA_URL", "http://127.0.0.1:8000")
         rag.read_setting("CHROMA_URL", rag.URL, url)
-        rag.load_sdk()
     with rag.open_run(settings, options.explain) as run:
         table = open_table(url, settings)
         if options.build:
