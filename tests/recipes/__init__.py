@@ -1,0 +1,1 @@
+"""Two programs that grow out of rag.py, each in one file that can be copied."""
