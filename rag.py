@@ -92,7 +92,7 @@ def located(place: str, advice: str = "") -> Iterator[None]:
 # ---- settings: one frozen object, read from environment variables by read_settings() -------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL without user, query or fragment")
+URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "http(s)://HOST/PATH without user, query, fragment")
 KEY = (r"""(?!(["']).*\1$)[!-~]+""", "printable ASCII without spaces, not in quotation marks")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 TEXT = (r"(?s).+", "text")
@@ -351,7 +351,8 @@ def by_index(rows: Any, count: int, absent: Any = None) -> dict[int, dict[str, A
         index = expect(row, dict, f"result {i}").get("index")
         index = absent if index is None else index
         fits = type(index) is int and 0 <= index < count  # type(), because a bool is an int
-        require(fits, f"result {i} has index {shown(str(index), 20)}, not one of 0 to {count - 1}")
+        found_index = shown(json.dumps(index), 20)
+        require(fits, f"result {i} has index {found_index}, not one of 0 to {count - 1}")
         hint = "; with API_EMBEDDING_BATCH=1 index 0 is right" * (absent == index == i - 1 == 0)
         require(index not in found, f"result {i} has index {index}, as an earlier one{hint}")
         found[index] = row
@@ -872,8 +873,13 @@ def strict_json(text: str, place: str) -> Any:
     """Return the value of a JSON text. Raise RagError, which names the place.
 
     Duplicate keys are refused because parsers keep different ones; NaN and Infinity are no JSON."""
-    with located(f"{place} is not JSON"):  # of NaN and Infinity, int() raises ValueError
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=int)
+    with located(f"{place} is not JSON"):
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=no_constant)
+
+
+def no_constant(name: str) -> NoReturn:
+    """Raise RagError for NaN, Infinity and -Infinity, which Python would read."""
+    raise RagError(f"it holds {name}")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def raw(edit: Callable[[str], str | bytes]) -> Change:
 
 
 def rows_in(good: Mapping[str, Any]) -> str:
+    """The name of the list of rows in a body."""
     return "data" if "data" in good else "results"
 
 
@@ -152,10 +153,12 @@ def rows(edit: Callable[[list[Any]], Any]) -> Change:
 
 
 def last_row(**fields: Any) -> Change:
+    """Change fields of the last row."""
     return rows(lambda items: [*items[:-1], changed(items[-1], fields)])
 
 
 def last_index(edit: Callable[[int], Any]) -> Change:
+    """Change the index of the last row."""
     return rows(lambda items: [*items[:-1], {**items[-1], "index": edit(items[-1]["index"])}])
 
 
@@ -167,6 +170,7 @@ def true_for_1(items: list[Any]) -> list[Any]:
 
 
 def every_row(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """Change each row."""
     return rows(lambda items: [edit(item) for item in items])
 
 
@@ -195,10 +199,12 @@ def last_number(text: str) -> Change:
 
 
 def choice(**fields: Any) -> Change:
+    """Change fields of the choice."""
     return lambda good, request: {**good, "choices": [changed(good["choices"][0], fields)]}
 
 
 def message(**fields: Any) -> Change:
+    """Change fields of the message in the choice."""
     return lambda good, request: choice(message=changed(good["choices"][0]["message"], fields))(
         good, request
     )
@@ -234,15 +240,18 @@ def ids(edit: Callable[[list[str]], Any]) -> Change:
 
 
 def status(code: int, said: str, headers: Mapping[str, str] = MappingProxyType({})) -> Change:
+    """An HTTP error with this message."""
     body = {"error": {"message": said, "type": "mock_error", "param": None, "code": None}}
     return lambda good, request: Reply(code, body, headers)
 
 
 def redirect(code: int, target: str) -> Change:
+    """A redirect. In `target` the server replaces {port} and {run}."""
     return lambda good, request: Reply(code, b"", {"Location": target})
 
 
 def bytes_of(body: bytes, content_type: str = "application/json") -> Change:
+    """This body with status 200."""
     return lambda good, request: Reply(200, body, {"Content-Type": content_type})
 
 
@@ -596,8 +605,8 @@ def http(code: int, said: str, headers: Mapping[str, str]) -> Scenario:
 
 # fmt: off
 TABLE = (
-    Scenario("plain", "plain", "faithful replies", ANSWERS),
-    Scenario("plain-no-rerank", "plain", "faithful replies; no rerank model is set", ANSWERS,
+    Scenario("plain", "plain", "correct replies", ANSWERS),
+    Scenario("plain-no-rerank", "plain", "correct replies; no rerank model is set", ANSWERS,
         rerank=False, told_from=BY_POSITION),
     Scenario("plain-abstention", "plain", "a null answer with no ids", ABSTAINS, CHAT,
         says(answer=None, source_ids=[])),

@@ -641,7 +641,7 @@ class TestCommandLine(unittest.TestCase):
         expected = {
             "name": "plain",
             "group": "plain",
-            "serves": "faithful replies",
+            "serves": "correct replies",
             "expected": "answers",
             "verdict": "passed",
             "requests": requests,
@@ -857,7 +857,7 @@ class TestControl(RagTestCase):
 
 class TestRow(unittest.TestCase):
     def test_a_row_has_the_codes_of_its_findings_and_no_space_at_its_end(self) -> None:
-        scenario = Scenario("own", "plain", "faithful replies", ANSWERS)
+        scenario = Scenario("own", "plain", "correct replies", ANSWERS)
         judged = Judged(scenario, [], 0, [])
         self.assertEqual(row(judged, (5, 9)), "own    answers    passed")
         finding = Finding("own", FAULT, "hang", "t", "e", "c\x1b", "", "a")
