@@ -92,17 +92,17 @@ def located(place: str, advice: str = "") -> Iterator[None]:
 # ---- settings: one frozen object, read from environment variables by read_settings() -------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "http(s)://HOST/PATH without user, query, fragment")
+URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "a URL with a host; no user, query or fragment")
 KEY = (r"""(?!(["']).*\1$)[!-~]+""", "printable ASCII without spaces, not in quotation marks")
 NAME = (r"\S|\S.*\S", "text without white space around it")
-TEXT = (r"(?s).+", "text")
 PREFIX = (r"(?s).+", "text, with its spaces")
 OBJECT = (r"(?s)\s*\{.*", 'a JSON object, such as {"temperature": 0}')
-ENCODING = ("float|base64", "float or base64")
 FORMAT = ("none|json_object|json_schema", "none, json_object or json_schema")
+ENCODING = ("float|base64", "float or base64")
 # No members of JSON objects: rag.py sets them itself, or could not read the reply.
 RESERVED = r"(?i)authorization|host|content-.*|transfer-encoding|connection|model|input|"
 RESERVED += "encoding_format|messages|n|stream|tools|functions|response_format"
+HEADER = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [!-~]([ -~]*[!-~])?"  # NAME: VALUE (RFC 9110)
 
 
 def setting(form: Any, meaning: str, default: Any = MISSING) -> Any:
@@ -134,13 +134,13 @@ class Settings:
     API_CHAT_OPTIONS: Any = setting(OBJECT, "added to chat requests", None)
     API_QUERY_PREFIX: str = setting(PREFIX, "put before an embedded question", "")
     API_DOCUMENT_PREFIX: str = setting(PREFIX, "put before an embedded passage", "")
-    RAG_KNOWLEDGE: str = setting(TEXT, "a file, or a folder of documents", str(SAMPLE_KNOWLEDGE))
+    RAG_KNOWLEDGE: str = setting(NAME, "a file, or a folder of documents", str(SAMPLE_KNOWLEDGE))
     RAG_CANDIDATES: int = setting((1, 1000), "records kept for the reranker", 20)
     RAG_SOURCES: int = setting((1, 100), "sources sent to the chat model", 3)
     RAG_MIN_SIMILARITY: float | None = setting((-1.0, 1.0), "least similarity to keep", None)
     RAG_ATTEMPTS: int = setting((1, 10), "requests for an answer, at most", 1)
     RAG_QUOTES: int = setting((0, 1), "1: a checked quote with each citation", 0)
-    RAG_CACHE: str | None = setting(TEXT, "an SQLite file that keeps vectors between runs", None)
+    RAG_CACHE: str | None = setting(NAME, "an SQLite file that keeps vectors between runs", None)
 
 
 # ---- the pipeline --------------------------------------------------------------------------------
@@ -221,9 +221,8 @@ def read_entries(path: str) -> list[tuple[str, Any]]:
     if path.lower().endswith(".jsonl"):
         places = [(f"{file}, line {i}", line) for i, line in enumerate(text.split("\n"), 1)]
         return [(place, strict_json(line, place)) for place, line in places if line.strip()]
-    require(not text.lstrip().startswith("{"), f"{file}: objects on lines need the name .jsonl")
-    entries = expect(strict_json(text, file), list, f"{file}: what must be an array of objects")
-    return [(f"{file}, record {i}", entry) for i, entry in enumerate(entries, 1)]
+    require(text.lstrip()[:1] == "[", f"{file} is not JSON, or no array (lines of objects: .jsonl)")
+    return [(f"{file}, record {i}", entry) for i, entry in enumerate(strict_json(text, file), 1)]
 
 
 def has_documents(path: str) -> bool:
@@ -350,9 +349,9 @@ def by_index(rows: Any, count: int, absent: Any = None) -> dict[int, dict[str, A
     for i, row in enumerate(expect(rows, list, "the list of results")):
         index = expect(row, dict, f"result {i}").get("index")
         index = absent if index is None else index
-        fits = type(index) is int and 0 <= index < count  # type(), because a bool is an int
-        found_index = shown(json.dumps(index), 20)
-        require(fits, f"result {i} has index {found_index}, not one of 0 to {count - 1}")
+        if type(index) is not int or not 0 <= index < count:  # type(), because a bool is an int
+            said = shown(json.dumps(index), 20)
+            raise RagError(f"result {i} has index {said}, not one of 0 to {count - 1}")
         hint = "; with API_EMBEDDING_BATCH=1 index 0 is right" * (absent == index == i - 1 == 0)
         require(index not in found, f"result {i} has index {index}, as an earlier one{hint}")
         found[index] = row
@@ -367,8 +366,7 @@ def check_vector(value: Any, encoding: str) -> Vector:
         require(sys.byteorder == "little", "base64 is read on little-endian machines only")
         value = array("f", base64.b64decode(value, validate=True))
     else:
-        kinds = set(map(type, expect(value, list, "it")))
-        require(kinds <= {int, float}, "it holds something else than numbers")
+        require({*map(type, expect(value, list, "it"))} <= {int, float}, "not all are numbers")
     norm = math.hypot(*value)
     require(0 < norm < math.inf, "it is empty, all zeros, or not finite")
     # Most services send length 1, and scaling costs as much as all the other work on a vector.
@@ -495,7 +493,7 @@ def check_completion(reply: Any) -> Any:
     require(len(choices) == 1, f"`choices` is a list of {len(choices)}, not of exactly one")
     # Checked before the text, because text that was cut off can be valid JSON.
     reason = shown(json.dumps(expect(choices[0], dict, "the choice").get("finish_reason")), 40)
-    cut_off = re.search("(?i)length|token|context", reason)  # servers spell the limit differently
+    cut_off = re.search("(?i)length|limit|max|context", reason)  # each server has its own word
     hint = ": cut off; raise the token limit in API_CHAT_OPTIONS" if cut_off else ""
     require(reason == '"stop"', f'finish_reason is {reason}, not "stop"{hint}')
     message = expect(choices[0].get("message"), dict, "the message")
@@ -732,18 +730,19 @@ def read_object(variable: str, text: str) -> dict[str, Any]:
     """Return the JSON object in a setting. Raise RagError for a member that is not allowed."""
     members: dict[str, Any] = expect(strict_json(text, "the text"), dict, "the text")
     for name, value in members.items():
-        sent = isinstance(value, str) and re.fullmatch("[!-~][ -~]*", value)
-        fits = not re.fullmatch(RESERVED, name) and (sent or variable != "API_HEADERS")
+        header = isinstance(value, str) and re.fullmatch(HEADER, f"{name}: {value}")
+        fits = not re.fullmatch(RESERVED, name) and (header or variable != "API_HEADERS")
         require(fits, f'"{shown(name, 40)}" is not allowed, or not with this value')
     return members
 
 
-def misspelled(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown variable that resembles a setting."""
+def warn_of_misspelled(environ: Mapping[str, str]) -> None:
+    """Write a warning for each unknown variable that resembles a setting."""
     known = [row.name for row in fields(Settings)]
-    names = [name for name in sorted({*environ} - {*known}) if name[:4] in ("API_", "RAG_")]
-    pairs = [(name, difflib.get_close_matches(name, known, 1, 0.8)) for name in names]
-    return [f"{shown(name, 40)} is no setting; {like[0]} is one" for name, like in pairs if like]
+    for name in sorted({*environ} - {*known}):
+        if name.startswith(("API_", "RAG_")):
+            for like in difflib.get_close_matches(name, known, 1, 0.8):
+                tell(f"rag.py: warning: {shown(name, 40)} is no setting; {like} is one")
 
 
 # ---- shared: the service -------------------------------------------------------------------------
@@ -754,13 +753,12 @@ SHAPED_BY = {
     "/rerank": ("API_RERANK_MODEL", "RAG_CANDIDATES"),
     "/chat/completions": ("API_MODEL", "API_RESPONSE_FORMAT", "API_CHAT_OPTIONS", "RAG_SOURCES"),
 }
-# What to check after an HTTP status or, if there was no reply, after an error with this word.
+# What to check after an event that matches: an HTTP status or, without a reply, an error.
 ADVICE = {
-    "status 300": "redirects are not followed",
-    "status 401": "check the key",
-    "status 403": "check the key, and whether it may use the model",
-    "status 404": "check the base URL (most end in /v1) and the model",
-    "status 407": "it may come from a proxy or login page in between; check the base URL",
+    "status 3": "redirects are not followed; check {}_BASE_URL",
+    "status 40[13]": "check {}_KEY, and whether it may use the model",
+    "status 404": "check {}_BASE_URL (most end in /v1) and the model",
+    "status 407": "it may come from a proxy or login page in between; check {}_BASE_URL",
     "status 429": "too many requests, or no credit left; with API_RETRIES the SDK asks again",
     "status 503": "the server is overloaded or still loading; with API_RETRIES the SDK asks again",
     "Timeout": "API_TIMEOUT is the limit",
@@ -775,16 +773,16 @@ def open_run(settings: Settings, verbose: bool = False) -> Iterator[Run]:
     import openai
 
     with contextlib.ExitStack() as stack:
-        with located("settings"):
-            # A redirect can carry the records to another host, or turn a POST into a GET.
-            with located("no HTTP client", f"; check {variables('(?i).*_proxy|ssl_cert_.*')}"):
-                http = openai.DefaultHttpxClient(follow_redirects=False)
+        # A redirect can carry the records to another host, or turn a POST into a GET.
+        with located("settings: HTTP client", f"; {variables('(?i).*_proxy|ssl_cert_.*')} are set"):
+            http = openai.DefaultHttpxClient(follow_redirects=False)
+        with located("settings: API_BASE_URL"):
             client = openai.OpenAI(
                 base_url=settings.API_BASE_URL, api_key=settings.API_KEY, http_client=http,
                 timeout=settings.API_TIMEOUT, max_retries=settings.API_RETRIES,
             )  # fmt: skip
-            stack.enter_context(client)
-            cache = open_cache(settings.RAG_CACHE, stack) if settings.RAG_CACHE else None
+        stack.enter_context(client)
+        cache = open_cache(settings.RAG_CACHE, stack) if settings.RAG_CACHE else None
         pool = ThreadPoolExecutor(settings.API_EMBEDDING_PARALLEL)
         stack.callback(pool.shutdown, wait=False)  # requests under way do not delay an error
         yield Run(settings, client, cache, pool, verbose)
@@ -822,13 +820,13 @@ def post(path: str, body: Record, run: Run, texts: Sequence[tuple[str, str]] = (
     page = data.lstrip().startswith(b"<")
     if status != 200 or page:
         between = page or (status > 501 and variables(PROXIES))
-        known = 407 if between else 300 if 300 <= status < 400 else status
-        sent = circumstances(f"status {known}", path, run, texts)
-        raise RagError(f"{url} answered {status}: {server_message(data)}; {sent}")
-    reply = strict_json(data.decode(), url)
+        sent = circumstances(f"status {407 if between else status}", path, run, texts)
+        raise RagError(f"{url} answered {status}: {server_message(data, headers)}; {sent}")
+    with located(url, "; it is an event stream" * data.startswith((b"data:", b"event:"))):
+        reply = strict_json(data.decode(), "the reply")
     fields = reply if isinstance(reply, dict) else {"data": reply}
     if fields.get("error") or not {"data", "results", "choices"} & set(fields):
-        raise RagError(f"{url} answered 200 without a result: {server_message(data)}")
+        raise RagError(f"{url} answered 200 without a result: {server_message(data, headers)}")
     usage, seconds = json.dumps(fields.get("usage")), time.perf_counter() - started
     run.explain(f"POST {path}: {body['model']}, usage {shown(usage, 100)}, {seconds:.3f} s")
     return reply
@@ -836,13 +834,14 @@ def post(path: str, body: Record, run: Run, texts: Sequence[tuple[str, str]] = (
 
 def circumstances(event: str, path: str, run: Run, texts: Sequence[tuple[str, str]] = ()) -> str:
     """Return what to check after an event, and the settings that shaped the request."""
-    check = [text for known, text in ADVICE.items() if known in event][:1]
+    server = endpoint(path, run.settings)[2]
+    check = [text.format(server) for known, text in ADVICE.items() if re.search(known, event)][:1]
     values = [(name, getattr(run.settings, name)) for name in SHAPED_BY[path]]
     facts = [f"{name}={shown(str(value), 40)}" for name, value in values if value is not None]
     for size, name in sorted((len(text.encode()), name) for name, text in texts)[-1:]:
         facts.append(f'{len(texts)} texts, the longest "{shown(name, 60)}" with {size} bytes')
-    server = f"{endpoint(path, run.settings)[2]}_BASE_URL {variables(PROXIES)}".strip()
-    return "; ".join([*check, f"sent to {server} with {', '.join(facts)}"])
+    through = ", ".join(filter(None, [f"{server}_BASE_URL", variables(PROXIES)]))
+    return "; ".join([*check, f"sent through {through} with {', '.join(facts)}"])
 
 
 def variables(pattern: str) -> str:
@@ -850,16 +849,17 @@ def variables(pattern: str) -> str:
     return ", ".join(sorted(name for name in os.environ if re.fullmatch(pattern, name)))
 
 
-def server_message(data: bytes) -> str:
+def server_message(data: bytes, headers: StringMap) -> str:
     """Return what a reply says, in at most 200 characters: its error, message or detail; of HTML
     the title; or else the whole text."""
-    text = data.decode(errors="replace")
+    text = redact(data.decode(errors="replace"), headers.values())
     if text.lstrip().startswith("<"):
         text = "web page: " + "".join(re.findall(r"(?is)<title[^>]*>(.*?)</title", text)[:1])
     with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(text)
         for name in ("error", "message", "detail"):
-            body = body[name] if isinstance(body, dict) and body.get(name) else body
+            if isinstance(body, dict) and isinstance(body.get(name) or 0, (str, dict, list)):
+                body = body[name]
         text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     return f'"{shown(" ".join(text.split()), 200)}"'
 
@@ -905,7 +905,7 @@ CACHE_TABLE = "CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB, checksum
 
 def open_cache(path: str, stack: contextlib.ExitStack) -> Any:
     """Open the cache or create it; stack closes it. Raise RagError if the file is no cache."""
-    with located(f"RAG_CACHE {shown(path, 100)}", "; name another file"):
+    with located(f"settings: RAG_CACHE {shown(path, 100)}", "; name another file"):
         import sqlite3
 
         # Vectors tell much of their texts, so the file is for its owner only.
@@ -931,7 +931,7 @@ def read_cache(texts: Iterable[str], run: Run) -> dict[str, Vector]:
     """Return {text: vector} for the texts in the cache. A damaged row counts as absent."""
     found: dict[str, Vector] = {}
     query = "SELECT vector, checksum FROM vectors WHERE key = ?"
-    with located(f"RAG_CACHE {shown(str(run.settings.RAG_CACHE), 100)}", "; it may be deleted"):
+    with located(f"RAG_CACHE {run.settings.RAG_CACHE}", "; if it is damaged, delete it"):
         for text in texts if run.cache else ():
             key = cache_key(text, run.settings)
             vector, checksum = run.cache.execute(query, (key,)).fetchone() or (None, 0)
@@ -946,7 +946,7 @@ def write_cache(vectors: Mapping[str, Vector], ids: StringMap, run: Run) -> None
         kept = {text: vector.tobytes() for text, vector in vectors.items() if text in ids}
         pairs = [(cache_key(text, run.settings), data) for text, data in kept.items()]
         rows = [(key, data, zlib.crc32(key + data)) for key, data in pairs]
-        with located(f"RAG_CACHE {shown(str(run.settings.RAG_CACHE), 100)}", "; it may be deleted"):
+        with located(f"RAG_CACHE {run.settings.RAG_CACHE}", "; if it is damaged, delete it"):
             run.cache.execute("BEGIN IMMEDIATE")
             run.cache.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
             run.cache.execute("COMMIT")
@@ -966,15 +966,14 @@ def shown(text: str, limit: int) -> str:
     return safe if len(safe) <= limit else f"{safe[: limit - 1]}…"
 
 
-def redact(text: str) -> str:
-    """Return text without the keys and header values that the environment holds.
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return text without secrets (values of headers) and without the keys in the environment.
 
     A value of less than 8 characters is no secret: to replace it would garble other words."""
-    values = [os.environ.get(name, "") for name in os.environ if re.fullmatch("API_.*KEY", name)]
-    with contextlib.suppress(ValueError, AttributeError, RecursionError):
-        values += map(str, json.loads(os.environ.get("API_HEADERS", "")).values())
-    secrets = {form for value in values for form in (value.strip(), json.dumps(value)[1:-1])}
-    for secret in sorted(secrets, key=len, reverse=True):
+    values = [value.removeprefix("Bearer ") for value in secrets]
+    values += [os.environ[name] for name in os.environ if re.fullmatch("API_.*KEY", name)]
+    forms = {form for value in values for form in (value, json.dumps(value)[1:-1])}
+    for secret in sorted(forms, key=len, reverse=True):
         text = text.replace(secret, "[secret]") if len(secret) >= 8 else text
     return text
 
@@ -987,9 +986,8 @@ def scores(candidates: Ranking) -> str:
 
 def tell(line: str) -> None:
     """Write a line to stderr, if anybody can read it."""
-    with contextlib.suppress(OSError):
-        if sys.stderr is not None:  # print() would take stdout instead
-            print(printable(redact(line)), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, AttributeError):  # sys.stderr is None where it is closed
+        sys.stderr.write(printable(redact(line)) + "\n")
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -1023,8 +1021,7 @@ def document(argv: Sequence[str] | None) -> str:
     """Return the text for stdout. Raise RagError with the stage that failed."""
     with located("usage"):
         options = arguments().parse_args(argv)
-    for warning in misspelled(os.environ):
-        tell(f"rag.py: warning: {warning}")
+    warn_of_misspelled(os.environ)
     with located("settings"):
         settings = read_settings(os.environ)
     path = settings.RAG_KNOWLEDGE if options.knowledge is None else options.knowledge

@@ -85,8 +85,7 @@ def document(argv: Sequence[str] | None) -> str:
         variants = [name for name in (options.answers or "").split(",") if name]
         unknown = ", ".join(name for name in variants if name not in VARIANTS)
         rag.require(not unknown, f"--answers: {unknown} is none of {', '.join(VARIANTS)}")
-    for warning in rag.misspelled(os.environ):
-        rag.tell(f"evaluate: warning: {warning}")
+    rag.warn_of_misspelled(os.environ)
     with rag.located("settings"):
         settings = rag.read_settings(os.environ)
     path = settings.RAG_KNOWLEDGE if options.knowledge is None else options.knowledge
