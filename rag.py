@@ -92,7 +92,7 @@ def located(place: str, advice: str = "") -> Iterator[None]:
 # ---- settings: one frozen object, read from environment variables by read_settings() -------------
 
 # A form is (pattern, what it allows) or, for numbers, (lowest, highest).
-URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "a URL with a host; no user, query or fragment")
+URL = (r"(?i:https?)://[^\s/:?#@\\][^\s?#@\\]*", "an http(s) URL: a host, no user, query, fragment")
 KEY = (r"""(?!(["']).*\1$)[!-~]+""", "printable ASCII without spaces, not in quotation marks")
 NAME = (r"\S|\S.*\S", "text without white space around it")
 PREFIX = (r"(?s).+", "text, with its spaces")
@@ -221,8 +221,8 @@ def read_entries(path: str) -> list[tuple[str, Any]]:
     if path.lower().endswith(".jsonl"):
         places = [(f"{file}, line {i}", line) for i, line in enumerate(text.split("\n"), 1)]
         return [(place, strict_json(line, place)) for place, line in places if line.strip()]
-    require(text.lstrip()[:1] == "[", f"{file} is not JSON, or no array (lines of objects: .jsonl)")
-    return [(f"{file}, record {i}", entry) for i, entry in enumerate(strict_json(text, file), 1)]
+    rows = expect(strict_json(text, f"{file} (not named .jsonl)"), list, f"{file}: its JSON")
+    return [(f"{file}, record {i}", row) for i, row in enumerate(rows, 1)]
 
 
 def has_documents(path: str) -> bool:
@@ -840,8 +840,8 @@ def circumstances(event: str, path: str, run: Run, texts: Sequence[tuple[str, st
     facts = [f"{name}={shown(str(value), 40)}" for name, value in values if value is not None]
     for size, name in sorted((len(text.encode()), name) for name, text in texts)[-1:]:
         facts.append(f'{len(texts)} texts, the longest "{shown(name, 60)}" with {size} bytes')
-    through = ", ".join(filter(None, [f"{server}_BASE_URL", variables(PROXIES)]))
-    return "; ".join([*check, f"sent through {through} with {', '.join(facts)}"])
+    through = f" through {proxies}" if (proxies := variables(PROXIES)) else ""
+    return "; ".join([*check, f"sent to {server}_BASE_URL{through} with {', '.join(facts)}"])
 
 
 def variables(pattern: str) -> str:
