@@ -43,7 +43,7 @@ def commands(name: str) -> list[tuple[str, str]]:
 
 def normalized(text: str) -> str:
     """The text without what differs from run to run."""
-    return re.sub(r"\d+ ms", "N ms", text.replace("\r\n", "\n"))
+    return re.sub(r"\d+ ms|\d+\.\d+ s\b", "N s", text.replace("\r\n", "\n"))
 
 
 def on_terminal(command: str, environ: Mapping[str, str]) -> str:
