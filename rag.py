@@ -529,7 +529,7 @@ def check_answer(text: str, sent: StringMap, quotes: bool = False) -> dict[str, 
         found.append(citation)
     said, ids = reply["answer"], list(dict.fromkeys(citation["id"] for citation in found))
     with located("the answer"):
-        require(said is None or expect(said, str, "it").encode().strip(), "it is blank")
+        require(said is None or expect(said, str, "it").strip().encode(), "it is blank")
         require(ids or said is None, "it cites no source")
         require(said is not None or not ids, "it is null, but sources are cited")
     return {"answer": said, "source_ids": ids, **({"quotes": found} if quotes else {})}
@@ -547,15 +547,17 @@ def check_id(cited: Any, sent: StringMap) -> Any:
 # Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han. Each is a
 # token; in other scripts a word is.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-LETTER = rf"(?:(?![{UNSPACED}])\w)"
-# Matched against a text in which ª stands for each combining mark, because \w does not match marks.
+LETTER = rf"(?:(?!(?!\d)[{UNSPACED}])\w\0*)"
+# Matched against a text with ª for each combining mark, which \w does not match, and with \0 for
+# each character that is not drawn, such as a soft hyphen. A number has a sign, a point and letters;
+# a word can be C++ or C#. Then Markdown marks, an ellipsis, operators, any other sign.
 TOKEN = re.compile(rf"""(?x)
-    (?:(?<![\w.])[-+±\u2010-\u2015\u2212]?\.?)?                  # a number with sign and point:
-        \d{LETTER}*(?:[-.,:/'’\u2010-\u2015\xa0\u2009\u202f]\d{LETTER}*)*[十百千万萬億亿兆]*
-    | {LETTER}+(?:[-'’\u2010-\u2013]{LETTER}+)*(?:\+\+|\#)?       # a word; also C++ and C#
-    | (?P<markdown>(?<!\w)(?:[*`]+|~~)(?=\S) | (?<=\S)(?:[*`]+|~~)(?!\w))
-    | \.{{2,}} | [!<>=+*/|&^~-]*=[<>=]* | [<>=+*/|&^~-]{{2,}}     # an ellipsis, an operator
-    | (?:[{UNSPACED}]|[^\w\s])ª*""")
+    (?:(?<![\w.])[-+±\u2010-\u2015\u2212]?\.?)?
+        \d\0*{LETTER}*(?:[-.,:/'’．，：\u2010-\u2015\xa0\u2009\u202f]\d{LETTER}*)*[十百千万萬億亿兆]*
+    | {LETTER}+(?:[-'’\u2010-\u2013]{LETTER}+|(?<=\d)[.,:/]\d{LETTER}*)*(?:\+\+|\#)?
+    | (?P<markdown>(?<![\w*`~])(?:[*`]+|~~)(?=["“(\w])
+        | (?<=[”").,:;!?%\w])(?:[*`]+|~~)(?=[\s”"),.:;!?]|\Z))
+    | \.{{2,}}|[!<>=+*/|&^~-]*=[<>=]*|(?:[<>*/|&^~]|[-+](?!\d)){{2,}}|(?:[{UNSPACED}]|[^\w\s])ª*""")
 UNDRAWN = re.compile("[\xad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 # Signs that may be drawn differently.
 SIGNS = "‘’‚‛“”„‟«»「」『』‐‑‒–—―−。．，：；！？（）\u2009\u202fﬀﬁﬂﬃﬄﬅﬆ…"
@@ -568,9 +570,9 @@ Token: TypeAlias = tuple[str, int, int]  # the form in which it is compared, and
 def tokens(text: str) -> list[Token]:
     """Return the tokens of a text. White space, Markdown marks at a word and characters that are
     not drawn have no part in them."""
-    marks = {ord(c): "ª" for c in set(text) if unicodedata.category(c) in ("Mn", "Mc", "Me", "Cf")}
+    marks = {ord(c): "ª" for c in set(text) if unicodedata.category(c) in ("Mn", "Mc", "Me")}
     found = []
-    for match in TOKEN.finditer(text.translate(marks)):
+    for match in TOKEN.finditer(UNDRAWN.sub("\0", text).translate(marks)):
         form = UNDRAWN.sub("", text[match.start() : match.end()])
         # To compose very many marks takes quadratic time; no word has so many.
         form = unicodedata.normalize("NFC", form) if len(form) < 300 else form
@@ -836,12 +838,12 @@ def circumstances(event: str, path: str, run: Run, texts: Sequence[tuple[str, st
     """Return what to check after an event, and the settings that shaped the request."""
     server = endpoint(path, run.settings)[2]
     check = [text.format(server) for known, text in ADVICE.items() if re.search(known, event)][:1]
-    values = [(name, getattr(run.settings, name)) for name in SHAPED_BY[path]]
-    facts = [f"{name}={shown(str(value), 40)}" for name, value in values if value is not None]
+    values = {name: json.dumps(vars(run.settings)[name]).strip('"') for name in SHAPED_BY[path]}
+    facts = [f"{name}={shown(values[name], 40)}" for name in values if values[name] != "null"]
     for size, name in sorted((len(text.encode()), name) for name, text in texts)[-1:]:
-        facts.append(f'{len(texts)} texts, the longest "{shown(name, 60)}" with {size} bytes')
+        facts.append(f'{len(texts)} texts, longest "{shown(name, 60)}" ({size} bytes)')
     through = f" through {proxies}" if (proxies := variables(PROXIES)) else ""
-    return "; ".join([*check, f"sent to {server}_BASE_URL{through} with {', '.join(facts)}"])
+    return "; ".join([*check, f"sent{through} with {', '.join(facts)}"])
 
 
 def variables(pattern: str) -> str:
@@ -1028,7 +1030,7 @@ def document(argv: Sequence[str] | None) -> str:
     with located("usage"):
         sample = options.question is None and path == str(SAMPLE_KNOWLEDGE)
         question = SAMPLE_QUESTION if sample else options.question or ""
-        require(question.encode().strip(), "ask a question; the sample one is for the sample file")
+        require(question.strip().encode(), "ask a question; the sample one is for the sample file")
     with located("knowledge"):
         records = matching(read_knowledge(path), options.where)
     # They would change requests: one replaces the Authorization header, another prints bodies.
@@ -1054,7 +1056,7 @@ def run_command(name: str, document: Callable[[], str]) -> int:
             require(sys.stdout, "it is closed")
             print("\n".join(map(printable, text.split("\n"))), flush=True)
     except RagError as error:
-        tell(f"{name}: {shown(str(error), 480)}")
+        tell(f"{name}: {shown(str(error), 488)}")
         return 2 if re.match("usage|settings|knowledge", str(error)) else 1
     return 0
 

@@ -69,9 +69,7 @@ def chosen(
     wanted = [
         scenario
         for scenario in TABLE
-        if scenario.name in names
-        or scenario.group in groups
-        or (not names and not groups)
+        if scenario.name in names or scenario.group in groups or (not names and not groups)
         if scenario.group not in without
     ]
     references = {reference(scenario).name for scenario in wanted}

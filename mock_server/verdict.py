@@ -329,7 +329,7 @@ def with_key(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """"passed", "failed" or "not judged"."""
+    """ "passed", "failed" or "not judged"."""
     severities = {finding.severity for finding in findings}
     return "failed" if FAULT in severities else NOT_JUDGED if severities else "passed"
 

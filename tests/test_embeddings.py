@@ -58,28 +58,37 @@ class TestCheckEmbeddings(unittest.TestCase):
 
     def test_replies_that_are_refused(self) -> None:
         good = row(0, 1.0, 0.0)
-        all_zero = "every row has index 0; API_EMBEDDING_BATCH=1 works with such a server"
-        none_of = "data[1] has index {}, which is none of 0 to 1"
-        numbers = "data[1].embedding: it holds something else than numbers"
-        length = "data[1].embedding: it is empty, all zeros, or not finite"
+        all_zero = (
+            "result 1 has index 0, as an earlier one; with API_EMBEDDING_BATCH=1 index 0 is right"
+        )
+        repeated, one = (
+            "result {} has index {}, as an earlier one",
+            "the embedding with index {}: it {}",
+        )
+        none_of = "result 1 has index {}, not one of 0 to 1"
+        numbers = "the embedding with index 1: not all are numbers"
+        length = "the embedding with index 1: it is empty, all zeros, or not finite"
         for replied, expected in (
             ([good, good], "the reply is a list, not an object"),
-            ({}, "`data` is null, not a list"),
-            ({"data": "rows"}, "`data` is a string, not a list"),
-            (reply(good), "`data` is a list of 1, for 2 inputs"),
-            (reply(good, row(1, 1.0, 0.0), good), "`data` is a list of 3, for 2 inputs"),
-            (reply(good, 7), "data[1] is a number, not an object"),
+            ({}, "the list of results is null, not a list"),
+            ({"data": "rows"}, "the list of results is a string, not a list"),
+            (reply(good), "1 vectors for 2 inputs"),
+            (reply(good, row(1, 1.0), good), repeated.format(2, 0)),
+            (reply(good, 7), "result 1 is a number, not an object"),
             (reply(good, good), all_zero),
             (reply(good, {"embedding": [1.0, 0.0]}), all_zero),
-            (reply(row(1, 1.0), row(1, 1.0)), "data[1] has index 1, as an earlier row has"),
+            (reply(row(1, 1.0), row(1, 1.0)), repeated.format(1, 1)),
             (reply(good, row("1", 1.0, 0.0)), none_of.format('"1"')),
             (reply(good, row(True, 1.0, 0.0)), none_of.format("true")),
             (reply(good, row(1.0, 1.0, 0.0)), none_of.format("1.0")),
             (reply(good, row(-1, 1.0, 0.0)), none_of.format("-1")),
             (reply(good, row(2, 1.0, 0.0)), none_of.format("2")),
             (reply(good, row(10**30, 1.0)), none_of.format("1" + 18 * "0" + "…")),
-            (reply(good, {"index": 1}), "data[1].embedding: it is null, not a list"),
-            (reply(good, encoded(packed(1, 0))), "data[1].embedding: it is a string, not a list"),
+            (reply(good, {"index": 1}), one.format(1, "is null, not a list")),
+            (
+                reply(good, encoded(packed(1, 0))),
+                one.format(1, "is a string, not a list"),
+            ),
             (reply(good, row(1, [1.0, 0.0])), numbers),
             (reply(good, row(1, 1.0, True)), numbers),
             (reply(good, row(1, 1.0, None)), numbers),
@@ -89,7 +98,7 @@ class TestCheckEmbeddings(unittest.TestCase):
             (reply(good, row(1, 1.0, math.nan)), length),
             (reply(good, row(1, 1.0, -math.inf)), length),
             (reply(good, row(1, 1.7e308, 1.7e308)), length),
-            (reply(good, row(1, 1.0)), "data[1] has 1 numbers, others 2"),
+            (reply(good, row(1, 1.0)), one.format(1, "has 1 numbers, not 2")),
         ):
             with self.subTest(replied=replied):
                 with self.assertRaises(rag.RagError) as caught:
@@ -108,13 +117,15 @@ class TestCheckEmbeddings(unittest.TestCase):
             ("base64", {"index": 1, "embedding": {}}),
         ):
             with self.subTest(second=second):
-                with self.assertRaisesRegex(rag.RagError, r"^data\[1\].embedding: "):
+                with self.assertRaisesRegex(rag.RagError, "^the embedding with index 1: "):
                     rag.check_embeddings(reply(row(0, 1.0, 0.0), second), 2, encoding)
 
     def test_a_later_batch_has_vectors_of_the_length_of_the_first(self) -> None:
         with self.assertRaises(rag.RagError) as caught:
             rag.check_embeddings(reply(row(0, 1.0)), 1, "float", 2)
-        self.assertEqual(str(caught.exception), "data[0] has 1 numbers, others 2")
+        self.assertEqual(
+            str(caught.exception), "the embedding with index 0: it has 1 numbers, not 2"
+        )
 
 
 QUESTION = "What holds shelf 0?"
@@ -192,7 +203,7 @@ class TestEmbed(RagTestCase):
     def test_no_request_follows_a_failed_one(self) -> None:
         short = last_row(embedding=[1.0])
         for changed, words in (
-            (short, "embeddings: data[0] has 1 numbers, others 256"),
+            (short, "embeddings: the embedding with index 0: it has 1 numbers, not 256"),
             (lambda good, request: Reply(429, b'{"error": "slower"}'), 'answered 429: "slower"'),
         ):
             together = threading.Barrier(2)  # the other request of the group is good
@@ -240,8 +251,8 @@ class TestEmbed(RagTestCase):
         result, _ = self.run_with(server, "http-400", options, [*RECORDS, long])
         facts = (
             "API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32, "
-            "API_EMBEDDING_OPTIONS={'dimensions': 3}, "
+            'API_EMBEDDING_OPTIONS={"dimensions": 3}, '
         )
-        longest = '10 texts, the longest "long" with 280 bytes'
+        longest = '10 texts, longest "long" (280 bytes)'
         self.assert_one_line(result, 1, facts, longest)
         self.assertNotIn("PRIV", result.stderr)

@@ -495,9 +495,7 @@ class TestCommand(RagTestCase):
         environ = {**environ, "RAG_ATTEMPTS": "3"}
         result = self.evaluate("--answers", "plain", "--json", environ=environ)
         found = result.document
-        right, again, unsupported, abstained = (
-            each["answers"]["plain"] for each in found["each"]
-        )
+        right, again, unsupported, abstained = (each["answers"]["plain"] for each in found["each"])
         used = [models.chat(body)["usage"]["total_tokens"] for body in bodies(server, CHAT)]
         for reply, tokens in ((right, used[:2]), (again, used[2:4]), (unsupported, used[4:6])):
             fenced, good = reply["attempts"]

@@ -55,17 +55,17 @@ class TestFiles(KnowledgeTestCase):
         good = json.dumps(A)
         deep = "[" * 100_000
         for name, content, words in (
-            ("k.json", "", ["k.json is not JSON"]),
+            ("k.json", "", ["k.json (not named .jsonl) is not JSON"]),
             ("k.json", "[]", ["k.json holds no record"]),
             ("k.jsonl", "\n\n", ["k.jsonl holds no record"]),
             ("k.json", f"{good}\n{good}\n", ["k.json", ".jsonl"]),
-            ("k.json", '{"records": []}', ["k.json", "array of objects"]),
-            ("k.json", '"text"', ["k.json", "array of objects is a string"]),
-            ("k.json", f"[{good},\n {{]", ["k.json is not JSON", "line 2 column 3"]),
+            ("k.json", '{"records": []}', ["k.json: its JSON is an object, not a list"]),
+            ("k.json", '"text"', ["k.json", "its JSON is a string, not a list"]),
+            ("k.json", f"[{good},\n {{]", ["(not named .jsonl) is not JSON", "line 2 column 3"]),
             ("k.jsonl", f"{good}\n{{'id'}}", ["k.jsonl, line 2 is not JSON"]),
             ("k.json", b'[\n{"id": "\xff"}]', ["k.json: ", "'utf-8' codec", "0xff"]),
             ("k.json", b"\xff\xfea", ["k.json: ", "'utf-16-le' codec"]),
-            ("k.json", deep, ["k.json is not JSON", "recursion depth"]),
+            ("k.json", deep, ["k.json (not named .jsonl) is not JSON", "recursion depth"]),
             ("k.jsonl", f"{good}\n{deep}", ["k.jsonl, line 2 is not JSON", "recursion depth"]),
             ("k.json", '[{"id": 1, "id": 1}]', ["k.json", 'the key "id" is repeated']),
             ("k.jsonl", '\n{"id": 1, "id": 1}', ["k.jsonl, line 2 ", 'key "id" is repeated']),

@@ -89,10 +89,9 @@ def find(quote: str, text: str) -> str | None:
     """Return the slice of text that is published for a quote, or None if it is refused."""
     try:
         cited, cut = {"source_id": "a", "quote": quote}, {"a": rag.tokens(text)}
-        _, start, end = rag.find_quote(cited, {"a": text}, cut)
+        return str(rag.find_quote(cited, {"a": text}, cut)["text"])
     except rag.RagError:
         return None
-    return text[start:end]
 
 
 # Rows of (quote, text, slice that is published).
@@ -102,8 +101,8 @@ TAKEN = (
     ("From ten to two", "It is open from ten to two.", "from ten to two"),
     ("from ten to two!", "It is open from ten to two.", "from ten to two"),
     ("“from ten to two,”", "It is open from ten to two.", "from ten to two"),
-    ("(from ten to two)", "It is open (from ten to two).", "(from ten to two)"),
-    ("from ten to two。", "from ten to two.", "from ten to two."),
+    ("(from ten to two)", "It is open (from ten to two).", "from ten to two"),
+    ("from ten to two。", "from ten to two.", "from ten to two"),
     ("ΩΜΕΓΑ is the last", "ωμεγα is the last", "ωμεγα is the last"),
     ("one two three", "one two three four one two three", "one two three"),
     ("two three four", "xtwo three four two three four", "two three four"),
@@ -122,18 +121,18 @@ TAKEN = (
     (".001 in all cases", "p < .001 in all cases", ".001 in all cases"),
     ("on 2024-01-05 at noon", "on 2024-01-05 at noon", "on 2024-01-05 at noon"),
     ("if x != 3 then", "if x!=3 then", "if x!=3 then"),
-    ("12 500 people live here", "12\u202f500 people live here", "12\u202f500 people live here"),
+    ("12\u00a0500 people live here", "12\u202f500 people live here", None),
     # Markdown and code
     ("bold words here", "Some **bold words here** stay.", "bold words here"),
     ("Some bold words here stay", "Some **bold words** `here` stay", None),
-    ("an italic 10:15 here", "an _italic_ _10:15_ here", None),
-    ("bold words here stay", "__bold words here__ stay", "__bold words here__ stay"),
+    ("an italic 10:15 here", "an _italic_ *10:15* here", None),
+    ("a note: ten to two", "A **note:** ten to two", "A **note:** ten to two"),
     ("call f(*args) at once", "call f(*args) at once", "call f(*args) at once"),
     ("the __init__ method", "the `__init__` method", "the `__init__` method"),
     ("written in C++", "It is written in C++.", "written in C++"),
     # Characters that are not drawn, composed letters, ligatures
     ("the unbroken word", "the un\u00adbro\u200bken word", "the un\u00adbro\u200bken word"),
-    ("open from ten", "\u200fopen from ten\u200f", "\u200fopen from ten\u200f"),
+    ("open from ten", "\u200fopen from ten\u200f", "open from ten\u200f"),
     ("open 10:15 to two", "open \u200f10:15 to two", "open \u200f10:15 to two"),
     ("the cafe\u0301 is open", "the café is open", "the café is open"),
     ("the café is open", "the cafe\u0301 is open", "the cafe\u0301 is open"),
@@ -188,6 +187,7 @@ REFUSED = (
     ("x = 3 in rows", "x != 3 in rows"),
     ("= 3 in all rows", "x != 3 in all rows"),
     ("x = 2 in rows", "x *= 2 in rows"),
+    ("x = 2 in rows", "x*=2 in rows"),
     ("2 10 in all", "2**10 in all"),
     ("2 10 in all", "2 ** 10 in all"),
     ("is 102 in size", "is 10² in size"),
@@ -335,5 +335,5 @@ class TestRun(RagTestCase):
         wrong = reply(("hours", "SECRET WORDS OF A MODEL"))
         result, (first, second) = self.run_with(wrong, RAG_ATTEMPTS="2")
         self.assertEqual(first, second)
-        self.assert_one_line(result, 1, "rag.py: answer: reply 2 of 2 rejected: citations[0]: ")
+        self.assert_one_line(result, 1, "rag.py: answer: citations[0]: ")
         self.assertNotIn("SECRET", result.stderr)

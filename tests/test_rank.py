@@ -72,7 +72,7 @@ class TestThreshold(RagTestCase):
     def test_what_the_threshold_dropped_is_explained(self) -> None:
         vectors = {"near": [1, 0], "far": [3, 4]}
         result, _, _ = self.run_with(vectors, RAG_MIN_SIMILARITY="0.7")
-        self.assertIn("rank: below RAG_MIN_SIMILARITY: far 0.6000\n", result.stderr)
+        self.assertIn("rank: nearest near 1.0000; dropped far 0.6000\n", result.stderr)
 
     def test_nothing_above_the_threshold_is_an_abstention_without_a_further_request(self) -> None:
         far = {"far": [0, 1]}
@@ -88,4 +88,4 @@ class TestThreshold(RagTestCase):
 
     def test_the_length_of_a_vector_does_not_count(self) -> None:
         result, _, _ = self.run_with({"far": [900, 900], "near": [0.001, 0.0001]})
-        self.assertIn("rank: nearest of 2 records: near 0.9950, far 0.7071\n", result.stderr)
+        self.assertIn("rank: nearest near 0.9950, far 0.7071; dropped none\n", result.stderr)

@@ -42,9 +42,8 @@ class TestCheckRerank(unittest.TestCase):
     def test_replies_that_are_refused(self) -> None:
         good = row(0, 0.9)
         lists = "the reply has not exactly one of `results` and `data`"
-        none_of = "result 1 has index {}, which is none of 0 to 2"
-        one_score = "result 1 needs one of `relevance_score` and `score`"
-        finite = "result 1 has a score that is no finite number"
+        none_of = "result 1 has index {}, not one of 0 to 2"
+        score = "index 1 has not exactly one score that is a finite number"
         for reply, expected in (
             ({}, lists),
             ({"results": [good], "data": [good]}, lists),
@@ -60,17 +59,17 @@ class TestCheckRerank(unittest.TestCase):
             ([good, row(1.0, 1)], none_of.format("1.0")),
             ([good, row(-1, 1)], none_of.format("-1")),
             ([good, row(3, 1)], none_of.format("3")),
-            ([good, row(0, 1)], "result 1 has index 0, as an earlier row has"),
-            ([good, {"index": 1}], one_score),
-            ([good, {**row(1, 1), "score": 1}], one_score),
-            ([good, {**row(1, 1), "score": None}], one_score),
-            ([good, row(1, None)], finite),
-            ([good, row(1, "0.5")], finite),
-            ([good, row(1, True)], finite),
-            ([good, row(1, [1])], finite),
-            ([good, row(1, math.nan)], finite),
-            ([good, row(1, -math.inf)], finite),
-            ([good, row(1, 10**400)], finite),
+            ([good, row(0, 1)], "result 1 has index 0, as an earlier one"),
+            ([good, {"index": 1}], score),
+            ([good, {**row(1, 1), "score": 1}], score),
+            ([good, {**row(1, 1), "score": None}], score),
+            ([good, row(1, None)], score),
+            ([good, row(1, "0.5")], score),
+            ([good, row(1, True)], score),
+            ([good, row(1, [1])], score),
+            ([good, row(1, math.nan)], score),
+            ([good, row(1, -math.inf)], score),
+            ([good, row(1, 10**400)], score),
         ):
             with self.subTest(reply=reply):
                 with self.assertRaises(rag.RagError) as caught:
@@ -118,6 +117,6 @@ class TestRerank(RagTestCase):
     def test_a_failing_reranker_fails_the_run(self) -> None:
         server = self.serve()
         result = self.run_with(server, "http-500-rerank")
-        facts = "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 6 texts, the longest"
+        facts = "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 6 texts, longest"
         self.assert_one_line(result, 1, "rag.py: rerank: ", "answered 500", facts)
         self.assertEqual(paths(server), [EMBEDDINGS, RERANK])

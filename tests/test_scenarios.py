@@ -21,34 +21,34 @@ MESSAGES = {
     "answered 200 without a result: ": """
         embeddings-data-absent rerank-results-absent answer-choices-absent message-200
         """,
-    "`data` is an object, not a list": "embeddings-data-object",
+    "the list of results is an object, not a list": "embeddings-data-object",
     "the reply is a list, not an object": "embeddings-reply-list",
-    "`data` is a list of 19, for 20 inputs": "embeddings-one-fewer",
-    "`data` is a list of 21, for 20 inputs": "embeddings-one-more",
+    "19 vectors for 20 inputs": "embeddings-one-fewer",
+    "result 20 has index 20, not one of 0 to 19": "embeddings-one-more",
     " is null, not an object": """
         embeddings-row-null rerank-row-null answer-choice-null answer-message-null
         answer-json-null
         """,
-    "every row has index 0; API_EMBEDDING_BATCH=1 works": """
+    "with API_EMBEDDING_BATCH=1 index 0 is right": """
         embeddings-index-all-zero embeddings-index-absent
         """,
-    ", as an earlier row has": """
+    ", as an earlier one\n": """
         embeddings-other-index-absent embeddings-index-repeated rerank-index-repeated
         """,
     'has index "': "embeddings-index-string rerank-index-string",
-    "has index 2.5, which is none of 0 to 19": "embeddings-index-float",
-    "has index 3.5, which is none of 0 to 18": "rerank-index-float",
-    "has index true, which is none of 0 to 1": "embeddings-index-boolean rerank-index-boolean",
-    "has index -1, which is none of 0 to 1": "embeddings-index-negative rerank-index-negative",
-    "has index 22, which is none of 0 to 1": "embeddings-index-too-large rerank-index-too-large",
-    "has index null, which is none of 0 to 18": """
+    "has index 2.5, not one of 0 to 19": "embeddings-index-float",
+    "has index 3.5, not one of 0 to 18": "rerank-index-float",
+    "has index true, not one of 0 to 1": "embeddings-index-boolean rerank-index-boolean",
+    "has index -1, not one of 0 to 1": "embeddings-index-negative rerank-index-negative",
+    "has index 22, not one of 0 to 1": "embeddings-index-too-large rerank-index-too-large",
+    "has index null, not one of 0 to 18": """
         rerank-index-absent rerank-index-zero-absent rerank-index-zero-null
         """,
-    "has index 19, which is none of 0 to 18": "rerank-document-not-sent",
-    "data[7] has index 11, which is none of 0 to 7": "embeddings-later-batch",
-    "data[19].embedding: it is null, not a list": "embeddings-vector-absent",
-    "data[19].embedding: it is a string, not a list": "embeddings-base64-unasked",
-    "it holds something else than numbers": """
+    "has index 19, not one of 0 to 18": "rerank-document-not-sent",
+    "result 7 has index 11, not one of 0 to 7": "embeddings-later-batch",
+    "the embedding with index 2: it is null, not a list": "embeddings-vector-absent",
+    "the embedding with index 2: it is a string, not a list": "embeddings-base64-unasked",
+    "not all are numbers": """
         embeddings-vector-nested embeddings-number-null embeddings-number-string
         embeddings-number-boolean
         """,
@@ -56,24 +56,22 @@ MESSAGES = {
         embeddings-vector-empty embeddings-vector-zero embeddings-vector-too-long
         embeddings-number-1e999
         """,
-    "data[19].embedding: ": """
+    "the embedding with index 2: ": """
         embeddings-number-400-digits embeddings-base64-broken embeddings-base64-cut
         """,
-    "has 255 numbers, others 256": "embeddings-vector-shorter embeddings-later-batch-shorter",
-    "is not JSON: it has the value NaN": """
+    "it has 255 numbers, not 256": "embeddings-vector-shorter embeddings-later-batch-shorter",
+    "is not JSON: it holds NaN": """
         embeddings-number-nan rerank-score-nan answer-nan json-nan-unread
         """,
-    "is not JSON: it has the value -Infinity": "embeddings-number-infinity",
+    "is not JSON: it holds -Infinity": "embeddings-number-infinity",
     " is repeated": """
         embeddings-repeated-key answer-repeated-key answer-repeated-key-escaped
         json-repeated-key-equal json-repeated-key-inside
         """,
     "the list of results is null, not a list": "rerank-results-null",
     "the reply has not exactly one of `results` and `data`": "rerank-results-and-data",
-    "needs one of `relevance_score` and `score`": """
+    "has not exactly one score that is a finite number": """
         rerank-score-absent rerank-score-twice rerank-score-twice-equal
-        """,
-    "has a score that is no finite number": """
         rerank-score-null rerank-score-string rerank-score-boolean rerank-score-1e999
         """,
     "`choices` is a list of 0, not of exactly one": "answer-choices-empty",
@@ -93,7 +91,7 @@ MESSAGES = {
     "the content is null, not a string": "answer-content-null",
     "the content is a list, not a string": "answer-content-parts",
     "the content is an object, not a string": "answer-content-object",
-    "rejected: the model's text: it is not JSON: ": """
+    "the model's text: it is not JSON: ": """
         answer-blank answer-byte-order-mark answer-no-break-space answer-line-break
         answer-in-reasoning answer-prose-before answer-prose-after answer-two-objects
         answer-cut-off answer-trailing-comma answer-nested-deeply answer-obeys-by-prose
@@ -143,10 +141,10 @@ MESSAGES = {
     "sent with API_MODEL=mock-chat, API_RESPONSE_FORMAT=none, RAG_SOURCES=3": """
         http-201-answer http-500-answer http-500-good
         """,
-    '[secret]"; check API_KEY\n': "http-401",
-    "(most end in /v1) and API_EMBEDDING_MODEL": "http-404",
-    "(most end in /v1) and API_RERANK_MODEL": "http-404-rerank",
-    "(most end in /v1) and API_MODEL": "http-404-answer",
+    '[secret]"; check API_KEY, and': "http-401",
+    "; check API_BASE_URL (most end in /v1) and the model; sent with API_": """
+        http-404 http-404-rerank http-404-answer
+        """,
     'answered 429: "too many requests"; ': "http-429 http-429-answer",
     'answered 503: "no worker is free"; ': "http-503",
     'answered 503: "the model is loading"; ': "http-503-answer",
@@ -154,15 +152,15 @@ MESSAGES = {
         redirect-same-host redirect-other-host redirect-to-get redirect-301 redirect-303
         redirect-answer
         """,
-    'answered 200: "HTML page: Sign in"; it may come from a proxy': "html-200",
-    'answered 403: "HTML page: Blocked"; it may come from a proxy': "html-403",
+    'answered 200: "web page: Sign in"; it may come from a proxy': "html-200",
+    'answered 403: "web page: Blocked"; it may come from a proxy': "html-403",
     'without a result: "the provider failed"': "error-200 error-200-beside-data error-200-answer",
     "an event stream": "event-stream-200",
-    " is not JSON: ": """
-        empty-200 not-utf-8 not-json json-cut-off json-nested-deeply json-5000-digits json-two
-        not-utf-8-unread
+    "v1/embeddings: 'utf-8' codec can't decode byte": "not-utf-8 not-utf-8-unread",
+    "v1/embeddings: the reply is not JSON: ": """
+        empty-200 not-json json-cut-off json-nested-deeply json-5000-digits json-two
         """,
-    '"; check API_BASE_URL': "body-cut-off gzip-broken hang-up hang-up-answer",
+    ": no reply: ": "body-cut-off gzip-broken hang-up hang-up-answer",
     'ReadTimeout "timed out"; API_TIMEOUT is the limit': "silence",
 }
 WORDS = {name: words for words, names in MESSAGES.items() for name in names.split()}

@@ -25,7 +25,7 @@ from tests.support import RagTestCase, Result, bodies, own, paths, run_rag
 
 PAGE = b"<!DOCTYPE html>\n<html><title>\n Sign in </title>"
 BETWEEN = "it may come from a proxy or login page in between"
-SENT = "sent to API_BASE_URL with API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32"
+SENT = "sent with API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32"
 
 
 class ServiceTestCase(RagTestCase):
@@ -81,7 +81,7 @@ class TestServerMessages(ServiceTestCase):
         ):
             with self.subTest(body=body):
                 line = self.said(Reply(500, body))
-                self.assertRegex(line, f' page.*{title}')
+                self.assertRegex(line, f" page.*{title}")
                 self.assertNotIn("secret text", line)
 
     def test_a_200_of_another_form_shows_what_it_says(self) -> None:
@@ -106,9 +106,17 @@ class TestServerMessages(ServiceTestCase):
                     self.assert_one_line(result, 1, f" is {kind}, not ")
 
     def test_a_200_that_is_not_json_is_named(self) -> None:
-        for body in (b"", b"upstream timed out", b"data: {}\n", b'{"\xe9": 1}', b'{"data": [NaN]}'):
+        not_json = "the reply is not JSON: Expecting value: line 1 column 1 (char 0)"
+        for body, reason in (
+            (b"", not_json),
+            (b"upstream timed out", not_json),
+            (b"data: {}\n", f"{not_json}; it is an event stream"),
+            (b"event: error\n", f"{not_json}; it is an event stream"),
+            (b'{"\xe9": 1}', "'utf-8' codec can't decode byte 0xe9 in position 2"),
+            (b'{"data": [NaN]}', "the reply is not JSON: it holds NaN"),
+        ):
             with self.subTest(body=body):
-                self.assertIn("/embeddings is not JSON: ", self.said(Reply(200, body)))
+                self.assertIn(f"/embeddings: {reason}", self.said(Reply(200, body)))
 
     def test_a_message_is_made_printable_and_cut(self) -> None:
         line = self.said({"error": "bad\n\x1b[2J\u202eword\x00 " + "x" * 500})
@@ -120,7 +128,7 @@ class TestServerMessages(ServiceTestCase):
         options = '{"truncate": "END", "user": "abcdefghi"}'
         with mock.patch.dict("mock_server.endpoints.ENDPOINTS", with_options("truncate", "user")):
             line = self.said({"error": "x" * 500}, API_EMBEDDING_OPTIONS=options)
-        self.assertRegex(line, r'the longest "[\w-]+" with \d+ bytes$')
+        self.assertRegex(line, r'longest "[\w-]+" \(\d+ bytes\)$')
 
 
 class TestSecrets(ServiceTestCase):
@@ -173,9 +181,9 @@ class TestAdvice(ServiceTestCase):
         rows: tuple[tuple[int, bytes, Mapping[str, str], str], ...] = (
             (301, b"", none, "redirects are not followed"),
             (308, b"", none, "redirects are not followed"),
-            (401, b"", none, "check the key"),
-            (403, b"", none, "check the key, and whether it may use the model"),
-            (404, b"", none, "check the base URL (most end in /v1) and the model"),
+            (401, b"", none, "check API_KEY"),
+            (403, b"", none, "check API_KEY, and whether it may use the model"),
+            (404, b"", none, "check API_BASE_URL (most end in /v1) and the model"),
             (407, b"", none, BETWEEN),
             (429, b"", none, "too many requests, or no credit left; with API_RETRIES the SDK asks"),
             (503, b"", none, "the server is overloaded or still loading; with API_RETRIES the"),
@@ -185,7 +193,7 @@ class TestAdvice(ServiceTestCase):
             (502, b"", proxy, BETWEEN),
             (503, b"", proxy, BETWEEN),
             (504, b"", {"all_proxy": "", **proxy}, BETWEEN),
-            (401, b"", proxy, "check the key"),
+            (401, b"", proxy, "check API_KEY"),
             (400, b"", none, SENT),
             (413, b"", none, SENT),
             (422, b"", none, SENT),
@@ -199,16 +207,16 @@ class TestAdvice(ServiceTestCase):
                 line = self.said(Reply(status, body), **environ)
                 self.assertIn(f" answered {status}: ", line)
                 self.assertIn(f"; {advice}", line)
-                self.assertEqual("key" in line, "key" in advice)
+                self.assertEqual("API_KEY" in line, "API_KEY" in advice)
                 if advice == BETWEEN and environ:
                     self.assertIn("HTTPS_PROXY", line)
                 self.assertNotIn("hunter22", line)
 
     def test_the_server_is_named_by_its_variable(self) -> None:
         for path, variable in (
-            (EMBEDDINGS, "API_EMBEDDING_BASE_URL"),
-            (RERANK, "API_RERANK_BASE_URL"),
-            (CHAT, "API_BASE_URL"),
+            (EMBEDDINGS, "API_EMBEDDING_KEY"),
+            (RERANK, "API_RERANK_KEY"),
+            (CHAT, "API_KEY"),
         ):
             with self.subTest(path=path):
                 server = self.serve(own(path, lambda *_: Reply(401, b"")))
@@ -216,18 +224,18 @@ class TestAdvice(ServiceTestCase):
                 for name in ("API_EMBEDDING", "API_RERANK"):
                     environ |= {f"{name}_BASE_URL": environ["API_BASE_URL"], f"{name}_KEY": KEY}
                 line = run_rag(environ=environ).stderr
-                self.assertIn(f"check the key; sent to {variable} with ", line)
+                self.assertIn(f"; check {variable}, and whether", line)
 
     def test_a_refusal_names_the_settings_that_shaped_the_request(self) -> None:
         for path, facts in (
             (EMBEDDINGS, "API_EMBEDDING_MODEL=mock-embedding, API_EMBEDDING_BATCH=32, 20 texts"),
-            (RERANK, "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 19 texts, the longest"),
+            (RERANK, "API_RERANK_MODEL=mock-rerank, RAG_CANDIDATES=20, 19 texts, longest"),
             (CHAT, "API_MODEL=mock-chat, API_RESPONSE_FORMAT=none, RAG_SOURCES=3"),
         ):
             with self.subTest(path=path):
-                self.assertIn(f"; sent to API_BASE_URL with {facts}", self.said(b"", path))
+                self.assertIn(f"; sent with {facts}", self.said(b"", path))
         line = self.said(b"", CHAT, API_CHAT_OPTIONS='{"seed": 1}')
-        self.assertRegex(line, "API_CHAT_OPTIONS={.seed.: 1}, RAG_SOURCES=3$")
+        self.assertRegex(line, 'API_CHAT_OPTIONS={"seed": 1}, RAG_SOURCES=3$')
         line = self.said(b"", CHAT, API_CHAT_OPTIONS=json.dumps({"user": "x" * 60}))
         self.assertRegex(line, "API_CHAT_OPTIONS={.user.: .x{29}…, RAG_SOURCES=3$")
         line = self.said(b"", API_EMBEDDING_OPTIONS='{"dimensions": 5}')
@@ -238,13 +246,13 @@ class TestAdvice(ServiceTestCase):
         path = self.file("k.json", records)
         server = self.serve(own(EMBEDDINGS, lambda *_: Reply(500, b"")))
         for question, prefix, longest in (
-            ("Why?", "", '"wide" with 180 bytes'),
-            ("Why?", "ab", '"wide" with 182 bytes'),
-            ("y" * 200 + "?", "", '"the question" with 201 bytes'),
+            ("Why?", "", '"wide" (180 bytes)'),
+            ("Why?", "ab", '"wide" (182 bytes)'),
+            ("y" * 200 + "?", "", '"the question" (201 bytes)'),
         ):
             environ = {**server.environment("own"), "API_DOCUMENT_PREFIX": prefix}
             line = run_rag(question, "--knowledge", path, environ=environ).stderr
-            self.assertIn(f"3 texts, the longest {longest}", line)
+            self.assertIn(f"3 texts, longest {longest}", line)
 
 
 class TestConnections(ServiceTestCase):
@@ -266,18 +274,18 @@ class TestConnections(ServiceTestCase):
 
     def test_a_port_where_nobody_listens(self) -> None:
         line = self.lost(API_BASE_URL=f"http://{self.closed_port()}/v1")
-        self.assertRegex(line, r'ConnectError ".*refused"; sent to API_BASE_URL with ')
+        self.assertRegex(line, r'ConnectError ".*refused"; sent with ')
 
     def test_a_host_that_does_not_resolve(self) -> None:
         failure = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         with mock.patch("socket.getaddrinfo", side_effect=failure):
             line = self.lost(API_BASE_URL="https://no.invalid/v1")
-        self.assertIn('Name or service not known"; sent to API_BASE_URL with ', line)
+        self.assertIn('Name or service not known"; sent with ', line)
 
     def test_the_failure_of_a_proxy_names_the_variable_and_not_its_value(self) -> None:
         proxy = f"http://user:hunter22@{self.closed_port()}"
         line = self.lost(API_BASE_URL="http://api.example/v1", HTTP_PROXY=proxy)
-        self.assertRegex(line, "; sent to API_BASE_URL.* HTTP_PROXY with ")
+        self.assertRegex(line, "; sent through HTTP_PROXY with ")
 
     def test_the_refusal_of_a_proxy_is_not_taken_for_one_of_the_service(self) -> None:
         for status in (403, 404, 407, 502, 503):
@@ -305,7 +313,7 @@ class TestConnections(ServiceTestCase):
         ):
             with self.subTest(reply=reply):
                 line = self.said(reply)
-                self.assertRegex(line, r'no reply: \w+Error ".*"; sent to API_BASE_URL with ')
+                self.assertRegex(line, r'no reply: \w+Error ".*"; sent with ')
 
     @unittest.skipUnless(shutil.which("openssl"), "needs openssl to make a certificate")
     def test_a_certificate_that_is_not_trusted_names_the_variable_that_makes_it_so(self) -> None:
@@ -327,7 +335,7 @@ class TestConnections(ServiceTestCase):
 
     def test_https_to_a_server_of_plain_http_names_the_base_url(self) -> None:
         url = self.serve().base_url().replace("http:", "https:")
-        self.assertIn("; sent to API_BASE_URL with ", self.lost(API_BASE_URL=url))
+        self.assertIn("; sent with ", self.lost(API_BASE_URL=url))
 
 
 def refuse_tunnel(listener: socket.socket, status: int) -> None:

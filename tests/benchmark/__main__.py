@@ -31,9 +31,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mock_server.check import without_services
 from tests.benchmark_inside import Ranking, Stage
 from tests.benchmark_server import Counts
+
+from mock_server.check import without_services
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "When is the library open on Saturday?"

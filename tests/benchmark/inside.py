@@ -119,8 +119,9 @@ def ranking(count: int, distinct: int, repeats: int) -> Ranking:
     """The median of some repeats, with `count` records, of which some may share a vector."""
     import statistics
 
-    import rag
     from tests.benchmark_server import vector
+
+    import rag
 
     url = "http://127.0.0.1:9/v1"  # nothing is sent there
     settings = rag.Settings(base_url=url, key="k", model="m", embedding_model="e")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import rag
 from mock_server.scenarios import EMBEDDINGS, RERANK
-from mock_server.server import MockServer
 from tests.recipes.support import run_recipe
 from tests.support import RagTestCase, Result, bodies, paths
 
