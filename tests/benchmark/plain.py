@@ -1,9 +1,9 @@
-"""The same job as one writes it at first, with no check: what `tests.benchmark` compares with.
+"""Do the job of rag.py without any check, as a first version would: the benchmark's comparison.
 
-    python tests/plain.py "When is the library open on Saturday?"
+    python tests/benchmark/plain.py "When is the library open on Saturday?"
 
-It reads API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and RAG_KNOWLEDGE, as rag.py does.
-It is plain on purpose: make it no faster.
+It reads API_BASE_URL, API_KEY, API_MODEL, API_EMBEDDING_MODEL and RAG_KNOWLEDGE. It must not be
+made faster, or the ratios would change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     client = OpenAI(
         base_url=os.environ["API_BASE_URL"],
         api_key=os.environ["API_KEY"],
-        http_client=DefaultHttpxClient(),  # what is the default, but for old SDKs with a new httpx
+        http_client=DefaultHttpxClient(),  # old SDKs fail with a new httpx without it
     )
 
     texts = [record.get("title", "") + "\n" + record["text"] for record in records]

@@ -1,10 +1,11 @@
-"""The service of `tests.benchmark`: vectors of 1,536 numbers that cost it next to nothing.
+"""The service of the benchmark: vectors of 1,536 numbers that take it little CPU time.
 
-A vector is 16 pieces of 96 numbers, each of length 1/4, so that the whole has length 1. There are
-256 pieces; the digest of a text names 16 of them. As every piece is written out once, as text and
-in base64, a reply is put together and not computed. Like the mock server it is no model.
+    python -m tests.benchmark.server     prints its port, and serves until its stdin is closed
 
-    python -m tests.benchmark_server     prints its port, and serves until its stdin is closed
+A vector is 16 pieces of 96 numbers, each piece of length 1/4, so that the vector has length 1. The
+digest of a text selects 16 of 256 pieces, which are written out once, as text and in base64.
+
+/v1 serves correct replies. /401/v1 refuses the key. /429/v1 refuses the batch with "Notice 5000".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,24 +32,8 @@ PART = DIMENSIONS // PARTS  # 384 bytes of float32: a multiple of 3, so base64 o
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What a service was asked for. Bytes are those of bodies, as the client sees them."""
-
-    requests: int = 0
-    inputs: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other))))
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(a - b for a, b in zip(astuple(self), astuple(other))))
-
-
-@dataclass(frozen=True)
 class Piece:
-    """96 numbers as float32 of this machine, as JSON text, and in base64 of little-endian."""
+    """96 numbers as float32 of this machine, as JSON text, and in base64."""
 
     raw: bytes
     text: bytes
@@ -57,7 +42,7 @@ class Piece:
 
 @cache
 def pieces() -> list[Piece]:
-    """The 256 pieces, the same in every run."""
+    """Return the 256 pieces, which are the same in every run."""
     return [piece(random.Random(seed)) for seed in range(KINDS)]
 
 
@@ -65,26 +50,23 @@ def piece(numbers: random.Random) -> Piece:
     drawn = [numbers.gauss(0, 1) for _ in range(PART)]
     scale = math.sqrt(PARTS) * math.hypot(*drawn)
     values = array("f", [number / scale for number in drawn])
-    little = array("f", values)
-    if sys.byteorder == "big":
-        little.byteswap()
     text = ",".join(f"{value:.9g}" for value in values)  # what float32 needs, and services send
-    return Piece(values.tobytes(), text.encode(), base64.b64encode(little.tobytes()))
+    return Piece(values.tobytes(), text.encode(), base64.b64encode(values.tobytes()))
 
 
 def chosen(text: str) -> list[Piece]:
-    """The 16 pieces of the vector of a text."""
+    """Return the 16 pieces of the vector of a text."""
     everything = pieces()
     return [everything[byte] for byte in hashlib.sha256(text.encode()).digest()[:PARTS]]
 
 
 def vector(text: str) -> array[float]:
-    """The vector of a text, 1,536 numbers, as rag.py holds it."""
+    """Return the vector of a text, 1,536 numbers, as rag.py holds it."""
     return array("f", b"".join(each.raw for each in chosen(text)))
 
 
 def embeddings(request: Mapping[str, Any]) -> bytes:
-    """The reply, a row an input in the order of the inputs; numbers, unless base64 is asked for."""
+    """Return the reply: a row for each input, in their order, with numbers or base64."""
     in_base64 = request.get("encoding_format") == "base64"
     rows = [
         b'{"object":"embedding","index":%d,"embedding":%b}' % (index, encoded(text, in_base64))
@@ -103,7 +85,7 @@ def encoded(text: str, in_base64: bool) -> bytes:
 
 
 def chat(request: Mapping[str, Any]) -> bytes:
-    """The reply: an answer that cites the first source of the last user message."""
+    """Return the reply: an answer that cites the first source of the last user message."""
     users = [each["content"] for each in request["messages"] if each["role"] == "user"]
     source = json.loads(users[-1])["sources"][0]
     content = json.dumps({"answer": source["text"], "source_ids": [source["id"]]})
@@ -120,10 +102,10 @@ def chat(request: Mapping[str, Any]) -> bytes:
 
 
 class BenchmarkServer(http.server.ThreadingHTTPServer):
-    """The service on a free port of 127.0.0.1. `counts` grows with every request."""
+    """The service on a free port of 127.0.0.1. `inputs` counts the texts that it embedded."""
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.inputs = 0
         self.lock = threading.Lock()
         pieces()
         super().__init__(("127.0.0.1", 0), Handler)
@@ -136,10 +118,6 @@ class BenchmarkServer(http.server.ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
-
-    def count(self, counts: Counts) -> None:
-        with self.lock:
-            self.counts += counts
 
     def __enter__(self) -> BenchmarkServer:
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -157,25 +135,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = -1  # head and body of a small reply in one packet
 
     def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        inputs = 0
-        try:
-            request = json.loads(data)
-            if self.path == "/v1/embeddings":
-                reply, inputs = embeddings(request), len(request["input"])
-            elif self.path == "/v1/chat/completions":
-                reply = chat(request)
-            else:
-                raise LookupError(f"{self.path} is not served")
-        except (LookupError, TypeError, ValueError) as error:
-            self.send(400, json.dumps({"error": {"message": repr(error)}}).encode())
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        scenario = self.path.partition("/v1/")[0]
+        if self.path.endswith("/chat/completions"):
+            self.send(200, chat(request))
             return
-        self.server.count(Counts(1, inputs, len(data), len(reply)))
-        self.send(200, reply)
+        later = any(text.startswith("Notice 5000") for text in request["input"])
+        if scenario == "/401" or (scenario == "/429" and later):
+            self.send(int(scenario[1:]), b'{"error": {"message": "refused"}}')
+            return
+        with self.server.lock:
+            self.server.inputs += len(request["input"])
+        self.send(200, embeddings(request))
 
     def do_GET(self) -> None:
-        """The counts so far, whatever the path."""
-        self.send(200, json.dumps(asdict(self.server.counts)).encode())
+        """Send the number of texts that were embedded, whatever the path."""
+        self.send(200, str(self.server.inputs).encode())
 
     def send(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -186,7 +161,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Write no log."""
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""How the tests run a recipe: in this process, with a mock server and a real Chroma."""
+"""Run a recipe in this process, with a mock server and a real Chroma."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -13,22 +14,22 @@ from collections.abc import Callable, Mapping
 from unittest import mock
 
 import rag
-from tests.support import ROOT, Result, captured, content
+from tests.support import ROOT, Result, text_of
 
 
 def run_recipe(document: Callable[[], str], *argv: str, environ: Mapping[str, str]) -> Result:
     """Run a recipe with nothing but `environ` in the environment, and capture its two streams."""
     # A folder without certificates: reading the real ones takes longer than the rest of a run.
     environ = {"SSL_CERT_DIR": str(ROOT), **environ}
-    out, err = io.TextIOWrapper(captured()), io.TextIOWrapper(captured())
+    out, err = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
     with (
         mock.patch.dict(os.environ, environ, clear=True),
         mock.patch.object(sys, "argv", ["recipe", *argv]),
-        mock.patch.object(sys, "stdout", out),
-        mock.patch.object(sys, "stderr", err),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
     ):
         status = rag.run_command("recipe", document)
-    return Result(status, *map(content, (out, err)))
+    return Result(status, text_of(out), text_of(err))
 
 
 class Chroma:

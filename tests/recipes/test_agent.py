@@ -6,7 +6,7 @@ import importlib.util
 import unittest
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import rag
 from mock_server.scenarios import EMBEDDINGS, RERANK
@@ -23,8 +23,8 @@ from tests.recipes import agent
 
 SATURDAY = rag.SAMPLE_QUESTION
 SAMPLE = {record["id"]: record for record in rag.read_knowledge(str(rag.SAMPLE_KNOWLEDGE))}
-ABSTENTION = {"answer": None, "sources": [], "reason": "sources_do_not_answer"}
-Step = ModelResponse
+ABSTENTION: dict[str, Any] = {"answer": None, "sources": [], "reason": "sources_do_not_answer"}
+Step: TypeAlias = ModelResponse
 
 
 def search(*queries: str) -> Step:
@@ -252,10 +252,10 @@ class TestRefusals(AgentTestCase):
     def test_an_error_of_the_embedding_service_is_one_line(self) -> None:
         good = self.server.environment(rerank=False)
         settings = {
-            "API_EMBEDDING_BASE_URL": self.server.base_url("status-500"),
+            "API_EMBEDDING_BASE_URL": self.server.base_url("http-500"),
             "API_EMBEDDING_KEY": good["API_KEY"],
         }
-        self.assertIn("status-500", self.server.scenarios)
+        self.assertIn("http-500", self.server.scenarios)
         result = self.run_agent(search("Saturday"), **settings)
         self.assert_one_line(result, 1, "recipe: ")
 

@@ -27,7 +27,8 @@ if not importlib.util.find_spec("chromadb"):
 from tests.recipes import vector_database
 
 QUESTIONS = [
-    row["question"] for row in json.loads((ROOT / "tests/questions.json").read_text("utf-8"))
+    row["question"]
+    for row in json.loads((ROOT / "tests/evaluate/questions.json").read_text("utf-8"))
 ]
 SATURDAY = rag.SAMPLE_QUESTION
 SAMPLE = rag.read_knowledge(str(rag.SAMPLE_KNOWLEDGE))
