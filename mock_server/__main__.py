@@ -261,13 +261,13 @@ def end(number: int, frame: object) -> NoReturn:
 if __name__ == "__main__":
     for name in ("SIGTERM", "SIGHUP"):  # so that a command which was started is ended too
         number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
+        if number and signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
             signal.signal(number, end)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # one more, while the first is being obeyed
+    except KeyboardInterrupt:  # a second signal, while the first is handled
         sys.exit(130)
-    except OSError as error:  # stdout is full; or closed, whose reader needs no word
+    except OSError as error:  # stdout is full, or its reader has closed it
         if not isinstance(error, BrokenPipeError):
             print(f"mock_server: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
