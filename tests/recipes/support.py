@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from unittest import mock
 
@@ -19,6 +20,8 @@ from tests.support import ROOT, Result, text_of
 
 def run_recipe(document: Callable[[], str], *argv: str, environ: Mapping[str, str]) -> Result:
     """Run a recipe with nothing but `environ` in the environment, and capture its two streams."""
+    # The agent's connections end with its process, and here with the garbage of a later run.
+    warnings.filterwarnings("ignore", "unclosed", ResourceWarning)
     # A folder without certificates: reading the real ones takes longer than the rest of a run.
     environ = {"SSL_CERT_DIR": str(ROOT), **environ}
     out, err = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))

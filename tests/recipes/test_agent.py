@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import threading
 import unittest
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from email.message import Message
 from functools import partial
-from typing import Any, TypeAlias
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, TypeAlias
 
 import rag
 from mock_server.scenarios import EMBEDDINGS, RERANK
 from tests.recipes.support import run_recipe
-from tests.support import RagTestCase, Result, bodies, paths
+from tests.support import RagTestCase, Result, bodies, own, paths
 
 if not importlib.util.find_spec("pydantic_ai"):
     raise unittest.SkipTest("needs the packages of tests/recipes/requirements.txt")
@@ -91,16 +95,12 @@ class TestDocument(AgentTestCase):
         self.assertEqual((result.status, result.document), (0, ABSTENTION))
 
     def test_the_last_call_of_cite_counts(self) -> None:
-        cases: list[tuple[Step, Any]] = [
-            (cite(), None),
-            (cite("hours-saturday"), [SAMPLE["hours-saturday"]]),
-        ]
-        for last, sources in cases:
-            with self.subTest(str(sources)):
-                result = self.run_agent(
-                    search("library hours Saturday"), cite("hours-weekdays"), last, say("So.")
-                )
-                self.assertEqual(result.document["sources"], sources or [])
+        first = (search("Saturday"), cite("hours-weekdays"))
+        for ids in ([], ["hours-saturday"]):
+            with self.subTest(str(ids)):
+                result = self.run_agent(*first, cite(*ids), say("So."), RAG_SOURCES="100")
+                self.assertEqual(len(self.script.requests), 4, "each citation is accepted")
+                self.assertEqual(result.document["sources"], [SAMPLE[name] for name in ids])
 
     def test_a_search_after_the_citation_does_not_change_it(self) -> None:
         steps = (search("Saturday"), cite("hours-saturday"), search("Sundays"), say("So."))
@@ -259,6 +259,19 @@ class TestRefusals(AgentTestCase):
         result = self.run_agent(search("Saturday"), **settings)
         self.assert_one_line(result, 1, "recipe: ")
 
+    def test_an_error_of_a_search_is_one_line(self) -> None:
+        def refused(good: Any, request: Mapping[str, Any]) -> Any:
+            return {} if "Saturday" in (request.get("query"), *request.get("input", [])) else good
+
+        for path in (EMBEDDINGS, RERANK):
+            with self.subTest(path):
+                self.server = self.serve(own(path, refused))
+                url = self.server.base_url("own")
+                settings = {"API_BASE_URL": url, "API_RERANK_MODEL": "mock-rerank"}
+                result = self.run_agent(search("Saturday"), **settings)
+                self.assert_one_line(result, 1, "recipe: answer: ", f"{path} answered 200 without")
+                self.assertEqual(len(self.script.requests), 1)
+
     def test_a_question_is_needed(self) -> None:
         environ = self.server.environment()
         self.assert_failure(
@@ -275,6 +288,113 @@ class TestModel(AgentTestCase):
             [tool.name for tool in self.script.info.function_tools], ["search", "cite"]
         )
         self.assertEqual(self.script.info.instructions, agent.PROMPT)
+
+
+class Chat(BaseHTTPRequestHandler):
+    """A chat service that calls tools, which the mock server does not do."""
+
+    replies: ClassVar[list[tuple[int, dict[str, str], Any]]]
+    requests: ClassVar[list[tuple[str, Message[str, str], Any]]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append((self.path, self.headers, body))
+        status, headers, reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
+        data = json.dumps(reply).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+def completion(finish_reason: str = "tool_calls", **message: Any) -> Any:
+    """A reply of a chat service, with its status and headers."""
+    choice = {"index": 0, "finish_reason": finish_reason, "message": message}
+    fields = {"id": "1", "object": "chat.completion", "created": 1, "model": "own"}
+    return 200, {"Content-Type": "application/json"}, {**fields, "choices": [choice]}
+
+
+def call(name: str, **arguments: Any) -> Any:
+    """A reply that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    tool_call = {"id": f"call-{name}", "type": "function", "function": function}
+    return completion(role="assistant", content=None, tool_calls=[tool_call])
+
+
+class TestService(RagTestCase):
+    """The chat model of the settings, with a service that speaks HTTP."""
+
+    def run_with(self, *replies: Any, **settings: str) -> Result:
+        """Run the recipe with a chat service that gives these replies, the last again and again."""
+        Chat.replies, Chat.requests = [*replies], []
+        service = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+        thread = threading.Thread(target=service.serve_forever, args=(0.01,))
+        thread.start()
+        server = self.serve()
+        environ = {
+            **server.environment(rerank=False),
+            "API_BASE_URL": f"http://127.0.0.1:{service.server_port}/v1",
+            "API_KEY": "the-key-of-the-chat-service",
+            "API_EMBEDDING_BASE_URL": server.base_url(),
+            "API_EMBEDDING_KEY": server.environment()["API_KEY"],
+            **settings,
+        }
+        try:
+            return run_recipe(agent.document, SATURDAY, environ=environ)
+        finally:
+            service.shutdown()
+            thread.join()
+            service.server_close()
+
+    def test_a_service_that_searches_cites_and_answers(self) -> None:
+        result = self.run_with(
+            call("search", query="Saturday"),
+            call("cite", ids=["hours-saturday"]),
+            completion("stop", role="assistant", content="So."),
+        )
+        self.assertEqual((result.status, result.stderr), (0, ""))
+        self.assertEqual(result.document, {"answer": "So.", "sources": [SAMPLE["hours-saturday"]]})
+
+    def test_the_request_is_made_from_the_settings(self) -> None:
+        self.run_with(
+            (500, {}, {}),
+            API_MODEL="another-model",
+            API_CHAT_OPTIONS='{"temperature": 0, "own": [1]}',
+            API_HEADERS='{"X-Own": "a value"}',
+        )
+        [(path, headers, body)] = Chat.requests
+        self.assertEqual(path, "/v1/chat/completions")
+        self.assertEqual(headers["Authorization"], "Bearer the-key-of-the-chat-service")
+        self.assertEqual(headers["X-Own"], "a value")
+        self.assertEqual(body["model"], "another-model")
+        self.assertEqual((body["temperature"], body["own"]), (0, [1]))
+        self.assertEqual([tool["function"]["name"] for tool in body["tools"]], ["search", "cite"])
+
+    def test_a_failed_request_is_one_line_without_the_key(self) -> None:
+        said = {"message": "no such key: the-key-of-the-chat-service"}
+        result = self.run_with((401, {}, {"error": said}))
+        self.assert_one_line(result, 1, "recipe: answer: ", "401", "no such key: [secret]")
+
+    def test_a_failed_request_is_sent_again_as_often_as_the_settings_say(self) -> None:
+        self.run_with((500, {"Retry-After-Ms": "1"}, {}), API_RETRIES="2")
+        self.assertEqual(len(Chat.requests), 3)
+
+    def test_a_redirect_is_not_followed(self) -> None:
+        result = self.run_with((307, {"Location": "/v1/elsewhere"}, {}))
+        self.assert_one_line(result, 1, "recipe: answer: ", "307")
+        self.assertEqual([path for path, _, _ in Chat.requests], ["/v1/chat/completions"])
+
+    def test_an_answer_that_the_service_cut_off_is_refused(self) -> None:
+        result = self.run_with(
+            call("search", query="Saturday"),
+            call("cite", ids=["hours-saturday"]),
+            completion("length", role="assistant", content="On Satur"),
+        )
+        self.assert_failure(result, 1, "recipe: answer: the model did not end its reply")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import rag
-from mock_server.scenarios import CHAT, EMBEDDINGS, RERANK, Scenario
+from mock_server.scenarios import CHAT, EMBEDDINGS, RERANK, Change, Scenario
 from mock_server.server import MockServer
 from tests.recipes.support import Chroma, run_recipe
 from tests.support import ROOT, RagTestCase, Result, bodies, paths, run_rag
@@ -71,6 +71,11 @@ class DatabaseTestCase(RagTestCase):
         result = self.recipe("--build", "--knowledge", path, SATURDAY, **settings)
         self.assertEqual((result.status, result.stderr), (0, ""))
         return result
+
+    def change_embeddings(self, change: Change) -> None:
+        """From now on change the replies of the plain scenario to embedding requests."""
+        scenario = Scenario("plain", "own", "", "", EMBEDDINGS, change)
+        self.server.scenarios = {**self.server.scenarios, "plain": scenario}
 
     def table(self, **settings: str) -> Any:
         """The collection, as the recipe opens it."""
@@ -152,6 +157,14 @@ class TestBuild(DatabaseTestCase):
             self.assertNotIn(rag.passage(SAMPLE[1]), body["documents"])
         self.assertEqual(self.table().get(ids=["hours-saturday"])["ids"], [])
 
+    def test_edits_removals_and_additions_in_one_build_cost_only_what_is_new(self) -> None:
+        edited, added = {**SAMPLE[2], "text": "It is closed."}, {"id": "cafe", "text": "Tea."}
+        records = [added, SAMPLE[1], edited, *SAMPLE[4:]]
+        self.build(records)
+        self.assertEqual(sorted(inputs(self.server)), sorted(map(rag.passage, [edited, added])))
+        wanted = sorted(record["id"] for record in records)
+        self.assertEqual(sorted(self.table().get(include=[])["ids"]), wanted)
+
     def test_another_order_of_the_records_costs_nothing(self) -> None:
         self.build(SAMPLE[::-1])
         self.assertEqual(inputs(self.server), [])
@@ -192,8 +205,7 @@ class TestBuild(DatabaseTestCase):
             rows = [{**row, "embedding": [1.0] * 128} for row in good["data"]]
             return {**good, "data": rows}
 
-        scenario = Scenario("plain", "own", "", "", EMBEDDINGS, shorter)
-        self.server.scenarios = {**self.server.scenarios, "plain": scenario}
+        self.change_embeddings(shorter)
         result = self.recipe(SATURDAY)
         self.assert_one_line(result, 1, "recipe: database: ", "dimension of 256, got 128")
         self.assertEqual(paths(self.server), [EMBEDDINGS])
@@ -210,8 +222,7 @@ class TestInterruption(DatabaseTestCase):
             return good
 
         plain = self.server.scenarios
-        scenario = Scenario("plain", "own", "", "", EMBEDDINGS, stalled)
-        self.server.scenarios = {**plain, "plain": scenario}
+        self.change_embeddings(stalled)
         # One record in a request and one request at a time: two records are stored at a time.
         one = {"API_EMBEDDING_BATCH": "1", "API_EMBEDDING_PARALLEL": "1"}
         command = [sys.executable, "-m", "tests.recipes.vector_database", "--build", SATURDAY]
@@ -230,6 +241,25 @@ class TestInterruption(DatabaseTestCase):
         result = self.build(SAMPLE)
         self.assertEqual(inputs(self.server), [*map(rag.passage, SAMPLE[stored:])])
         self.assertEqual(result.document["sources"], [SAMPLE[1]])
+
+    def test_a_record_whose_edit_was_interrupted_is_not_found_with_its_old_text(self) -> None:
+        self.build(SAMPLE)
+        edited = {**SAMPLE[1], "audience": "staff", "text": "On Saturday the library is closed."}
+        path = self.file("edited.json", [SAMPLE[0], edited, *SAMPLE[2:]])
+        plain = self.server.scenarios
+        self.change_embeddings(lambda good, request: {"data": []})
+        failed = self.recipe("--build", "--knowledge", path, SATURDAY)
+        self.assert_one_line(failed, 1, "recipe: embeddings: ")
+        self.server.scenarios = plain
+        self.server.request_log.entries.clear()
+
+        count = f"{len(SAMPLE) - 1} of {len(SAMPLE)} records are stored; use --build"
+        self.assert_failure(self.recipe(SATURDAY), 1, f"recipe: database: {count}")
+        self.assertEqual(paths(self.server), [])
+
+        result = self.recipe("--build", "--knowledge", path, SATURDAY)
+        self.assertEqual(inputs(self.server), [rag.passage(edited)])
+        self.assertEqual(result.document["sources"], [edited])
 
     def test_a_question_before_the_first_build_is_refused(self) -> None:
         line = "recipe: database: 0 of 0 records are stored; use --build"

@@ -25,7 +25,7 @@ import rag
 
 def open_table(url: str, settings: rag.Settings) -> Any:
     """Return the collection of the embedding model, empty if it is new. Raise RagError."""
-    with rag.located(f"database: {url}", "; set CHROMA_URL, or run `chroma run --path vectors`"):
+    with rag.located(f"database: {url}", " (set CHROMA_URL, or run `chroma run --path vectors`)"):
         client = chromadb.HttpClient(url, settings=Settings(anonymized_telemetry=False))
         # The key differs with all that shapes a vector: server, model, options and prefix.
         name = f"rag-{rag.cache_key(settings.API_DOCUMENT_PREFIX, settings).hex()[:40]}"
@@ -37,8 +37,8 @@ def open_table(url: str, settings: rag.Settings) -> Any:
 def row(record: rag.Record) -> tuple[str, dict[str, Any]]:
     """Return a record as JSON, and its metadata: a digest, and each FIELD=VALUE for --where."""
     document, meets = json.dumps(record, ensure_ascii=False), []
-    for name, value in record.items():
-        values = [value, *value] if isinstance(value, list) else [value]
+    for name in record.keys() - {"text"}:  # which would be stored twice, and indexed as a whole
+        values = [record[name], *(record[name] if isinstance(record[name], list) else [])]
         meets += [f"{name}={one if isinstance(one, str) else json.dumps(one)}" for one in values]
     # A list, not a key for each field: upsert keeps a key that the new metadata does not have.
     return document, {"digest": hashlib.sha256(document.encode()).hexdigest(), "meets": meets}
@@ -46,14 +46,15 @@ def row(record: rag.Record) -> tuple[str, dict[str, Any]]:
 
 def build(records: rag.Records, table: Any, run: rag.Run) -> None:
     """Make the collection hold exactly these records. Only new and edited ones are embedded."""
+    wanted = {record["id"]: row(record)[1]["digest"] for record in records}
     with rag.located("database"):
         rows = table.get(include=["metadatas"])
         held = {name: each["digest"] for name, each in zip(rows["ids"], rows["metadatas"])}
-        table.modify(metadata={"records": len(records)})  # a search compares it with the count
-        gone = list(held.keys() - {record["id"] for record in records})
-        if gone:
+        # Edited ones too: a search refuses a collection with too few records, but not old ones.
+        if gone := [name for name in held if held[name] != wanted.get(name)]:
             table.delete(gone)
-    new = [record for record in records if held.get(record["id"]) != row(record)[1]["digest"]]
+        table.modify(metadata={"records": len(records)})  # a search compares it with the count
+    new = [record for record in records if held.get(record["id"]) != wanted[record["id"]]]
     run.explain(f"database: {len(new)} records to embed, {len(gone)} removed")
     # One embedding request alone, then as many as run at a time. Chroma takes up to 5,461 rows.
     size = min(5000, run.settings.API_EMBEDDING_BATCH * (1 + run.settings.API_EMBEDDING_PARALLEL))
@@ -73,7 +74,7 @@ def search(question: str, where: Sequence[str], table: Any, run: rag.Run) -> rag
     with rag.located("embeddings"):
         [target] = rag.embed([question], [], run)
     count = min(held, max(run.settings.RAG_CANDIDATES, run.settings.RAG_SOURCES))
-    conditions: list[Any] = [{"meets": {"$contains": each}} for each in where]
+    conditions = [{"meets": {"$contains": each}} for each in where]
     with rag.located("database"):
         joined = {"$and": conditions * 2} if where else None  # Chroma refuses $and with one
         reply = table.query([target.tolist()], n_results=count, where=joined)
