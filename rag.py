@@ -1016,7 +1016,7 @@ def arguments() -> Arguments:
         default = {MISSING: "required", None: "optional", "": "optional"}.get(row.default)
         meaning = f"{row.metadata['meaning']} ({default or f'default: {row.default}'})"
         lines += [f"  {row.name:<24}{meaning}", f"{'':28}{allowed(row.metadata['form'])}"]
-    parser.epilog = "\n".join([*lines, "", str(main.__doc__)])
+    parser.epilog = "\n".join([*lines, "", re.sub("\n *", "\n  ", str(main.__doc__))])
     return parser
 
 
