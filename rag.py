@@ -203,7 +203,7 @@ def read_knowledge(path: str) -> list[Record]:
     records: dict[str, Record] = {}
     for place, entry in read_entries(path):
         name = json.dumps(entry.get("id") if isinstance(entry, dict) else None, ensure_ascii=False)
-        with located(f"{place}, id {shown(name, 100)}"):
+        with located(f"{place}, id {printable(name[:100])}"):
             check_record(entry)
             require(entry["id"] not in records, "an earlier record has this id")
         records[entry["id"]] = entry
