@@ -86,7 +86,7 @@ def located(place: str, advice: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise RagError(f"{place}: {shown(reason, 450)}{advice}") from None
+        raise RagError(f"{shown(place, 250)}: {shown(reason, 450)}{advice}") from None
 
 
 # ---- settings: one frozen object, read from environment variables by read_settings() -------------
@@ -203,7 +203,7 @@ def read_knowledge(path: str) -> list[Record]:
     records: dict[str, Record] = {}
     for place, entry in read_entries(path):
         name = json.dumps(entry.get("id") if isinstance(entry, dict) else None, ensure_ascii=False)
-        with located(f"{place}, id {printable(name[:100])}"):
+        with located(f"{place}, id {name}"):
             check_record(entry)
             require(entry["id"] not in records, "an earlier record has this id")
         records[entry["id"]] = entry

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import unittest
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import rag
 from tests.support import ROOT, RagTestCase, bodies, paths, run_rag
@@ -78,6 +80,15 @@ class TestFiles(KnowledgeTestCase):
 
 
 class TestRecords(KnowledgeTestCase):
+    def test_no_part_of_a_key_is_shown_where_an_id_is_cut(self) -> None:
+        key = "sk-secret-0123456789abcdefghijklmnop"
+        for before in (0, 85, 200, 235):
+            with self.subTest(before=before), mock.patch.dict(os.environ, {"API_KEY": key}):
+                record = {"id": "a" * before + key, "text": " "}
+                reason = self.reason("k.json", [record])
+                self.assertNotIn("sk-secret", reason)
+                self.assertTrue(reason.endswith(": text is blank"), reason)
+
     def test_a_record_that_is_refused_is_named_with_its_number_its_id_and_the_reason(self) -> None:
         cannot = "it cannot be written as JSON again: "
         for second, expected in (
