@@ -102,7 +102,7 @@ ENCODING = ("float|base64", "float or base64")
 # No members of JSON objects: rag.py sets them itself, or could not read the reply.
 RESERVED = r"(?i)authorization|host|content-.*|transfer-encoding|connection|model|input|"
 RESERVED += "encoding_format|messages|n|stream|tools|functions|response_format"
-HEADER = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [!-~]([ -~]*[!-~])?"  # NAME: VALUE (RFC 9110)
+HEADER = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\n[!-~]([ -~]*[!-~])?"  # name and value (RFC 9110)
 
 
 def setting(form: Any, meaning: str, default: Any = MISSING) -> Any:
@@ -733,7 +733,7 @@ def read_object(variable: str, text: str) -> dict[str, Any]:
     """Return the JSON object in a setting. Raise RagError for a member that is not allowed."""
     members: dict[str, Any] = expect(strict_json(text, "the text"), dict, "the text")
     for name, value in members.items():
-        header = isinstance(value, str) and re.fullmatch(HEADER, f"{name}: {value}")
+        header = isinstance(value, str) and re.fullmatch(HEADER, f"{name}\n{value}")
         fits = not re.fullmatch(RESERVED, name) and (header or variable != "API_HEADERS")
         require(fits, f'"{shown(name, 40)}" is not allowed, or not with this value')
     return members
@@ -855,7 +855,7 @@ def variables(pattern: str) -> str:
 def server_message(data: bytes, headers: StringMap) -> str:
     """Return what a reply says, in at most 200 characters: its error, message or detail; of HTML
     the title; or else the whole text."""
-    text = redact(data.decode(errors="replace"), headers.values())
+    text = data.decode(errors="replace")
     if text.lstrip().startswith("<"):
         text = "web page: " + "".join(re.findall(r"(?is)<title[^>]*>(.*?)</title", text)[:1])
     with contextlib.suppress(ValueError, RecursionError):
@@ -864,7 +864,7 @@ def server_message(data: bytes, headers: StringMap) -> str:
             if isinstance(body, dict) and isinstance(body.get(name) or 0, (str, dict, list)):
                 body = body[name]
         text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-    return f'"{shown(" ".join(text.split()), 200)}"'
+    return f'"{shown(" ".join(redact(text, headers.values()).split()), 200)}"'
 
 
 # ---- shared: strict JSON -------------------------------------------------------------------------

@@ -140,6 +140,14 @@ class TestSecrets(ServiceTestCase):
             line = self.said({"detail": [f"bad {secret}!"]}, **headers)
             self.assertIn('bad [secret]!"', line)
 
+    def test_a_secret_is_redacted_however_the_json_escapes_it(self) -> None:
+        for value in ("Basic abc/defghi==", "two  spaces in it"):
+            headers = {"API_HEADERS": json.dumps({"X-Team": value})}
+            for written in (value, value.replace("/", "\\/"), f"\\u{ord(value[0]):04x}{value[1:]}"):
+                with self.subTest(written=written):
+                    body = f'{{"error": "bad {written}!"}}'.encode()
+                    self.assertIn('"bad [secret]!"', self.said(Reply(500, body), **headers))
+
     def test_no_part_of_a_key_is_shown_wherever_a_text_is_cut(self) -> None:
         line = self.said({"error": f"{'x' * (200 - len(KEY) // 2)}{KEY}"})
         self.assertNotIn(KEY[:6], line)

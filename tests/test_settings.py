@@ -146,6 +146,7 @@ class TestReadSettings(unittest.TestCase):
             '"X Y": "a"',
             '"": "a"',
             '"X:": "a"',
+            '"X: Y": "b"',
             '"Ü": "a"',
             '"X\\n": "a"',
             '"X": "é"',
