@@ -127,7 +127,7 @@ class TestExplain(RagTestCase):
         lines = run_rag("--explain", environ=environ).stderr
         for words in (
             r"^knowledge: .*\b19\b",
-            r"^POST /embeddings: mock-embedding, .*tokens.* [\d.]+ m?s$",
+            r'^POST /embeddings: mock-embedding, usage {.*"total_tokens": \d+}, \d+\.\d{3} s$',
             r"^embeddings: .*\b20 inputs, .*\b256 dimensions",
             r"^rank: .* hours-saturday 0\.5690, printing .*; .* late-fee 0\.0000$",
             r"^POST /rerank: mock-rerank, ",

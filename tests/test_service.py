@@ -341,6 +341,13 @@ class TestConnections(ServiceTestCase):
         self.assertRegex(line, "; SSL_CERT_FILE names a file of further certificates to trust;")
         self.assertEqual(run_rag(environ={**environ, "SSL_CERT_FILE": certificate}).status, 0)
 
+    @unittest.skipIf(os.name == "nt", "needs an environment of bytes")
+    def test_a_setting_that_cannot_be_encoded_is_one_line_of_its_stage(self) -> None:
+        for variable, stage in (("API_EMBEDDING_MODEL", "embeddings"), ("API_MODEL", "answer")):
+            result = run_rag(environ={**self.serve().environment(), variable: "m\udcff"})
+            words = (f"rag.py: {stage}: ", "'utf-8' codec", f'{variable}=m\\udcff')
+            self.assert_one_line(result, 1, *words)
+
     def test_https_to_a_server_of_plain_http_names_the_base_url(self) -> None:
         url = self.serve().base_url().replace("http:", "https:")
         self.assertIn("; sent with ", self.lost(API_BASE_URL=url))

@@ -14,23 +14,24 @@ GOOD = {
     "API_MODEL": "m",
     "API_EMBEDDING_MODEL": "e",
 }
+FORM = " must be an http(s) URL: a host, no user, query, fragment"
 BAD_URLS = (
-    "api.example.com/v1",
-    "ftp://api.example.com/v1",
-    "http:///v1",
-    "http://user@host/v1",
-    "http://user:hunter22@host/v1",
-    "http://host/v1?key=1",
-    "http://host/v1#top",
-    "http://host/v 1",
-    " http://host/v1",
-    "http://host/v1\n",
-    "http:\\\\host\\v1",
-    "http://host:port/v1",
-    "http://[::1/v1",
-    "https://:443/v1",
-    "http://127.0.0.1:65536/v1",
-    "http://127.0.0.1:0/v1",
+    ("api.example.com/v1", FORM),
+    ("ftp://api.example.com/v1", FORM),
+    ("http:///v1", FORM),
+    ("http://user@host/v1", FORM),
+    ("http://user:hunter22@host/v1", FORM),
+    ("http://host/v1?key=1", FORM),
+    ("http://host/v1#top", FORM),
+    ("http://host/v 1", FORM),
+    (" http://host/v1", FORM),
+    ("http://host/v1\n", FORM),
+    ("http:\\\\host\\v1", FORM),
+    ("https://:443/v1", FORM),
+    ("http://host:port/v1", ": Port could not be cast to integer value as 'port'"),
+    ("http://[::1/v1", ": Invalid IPv6 URL"),
+    ("http://127.0.0.1:65536/v1", ": Port out of range 0-65535"),
+    ("http://127.0.0.1:0/v1", ": there is no port 0"),
 )
 
 
@@ -104,24 +105,18 @@ class TestReadSettings(unittest.TestCase):
                 self.assertEqual(self.reason(**{variable: text}), f"{variable} must be {allowed}")
 
     def test_a_url_is_absolute_http_with_a_host_and_a_port_and_no_more(self) -> None:
-        for url in BAD_URLS:
-            with self.subTest(url=url):
-                reason = self.reason(API_BASE_URL=url)
-                self.assertRegex(reason, r"\AAPI_BASE_URL\b")
-                self.assertNotIn("hunter22", reason)
-
-    def test_the_message_about_a_url_names_what_is_wrong(self) -> None:
-        for url, word in (("http:///v1", "host"), ("http://a:65536", "65535"), ("ftp://a", "http")):
-            self.assertIn(word, self.reason(API_BASE_URL=url).partition(" ")[2])
+        for variable in ("API_BASE_URL", "API_EMBEDDING_BASE_URL", "API_RERANK_BASE_URL"):
+            for url, reason in BAD_URLS:
+                with self.subTest(variable=variable, url=url):
+                    self.assertEqual(self.reason(**{variable: url}), f"{variable}{reason}")
 
     def test_a_key_is_printable_ascii_without_white_space_or_quotation_marks_around_it(
         self,
     ) -> None:
         for key in ('"secret-key"', "'secret-key'", "two words", "ключ-0001", "secret\n", "a\x7f"):
             with self.subTest(key=key):
-                reason = self.reason(API_KEY=key)
-                self.assertRegex(reason, r"\AAPI_KEY must be printable ASCII.* quotation marks")
-                self.assertNotIn(key, reason)
+                allowed = "must be printable ASCII without spaces, not in quotation marks"
+                self.assertEqual(self.reason(API_KEY=key), f"API_KEY {allowed}")
 
     def test_options_hold_nothing_that_rag_py_sets_itself(self) -> None:
         for variable, names in (
