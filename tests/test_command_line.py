@@ -76,6 +76,8 @@ class TestStreams(RagTestCase):
         for argv in (["q", f"--knowledge={'y' * 400}\x1b"], ["q", f"--where={'x' * 600}"]):
             self.assert_one_line(run_rag(*argv, environ=environ), 2, "…")
         self.assert_one_line(run_rag("a", "\x1b" * 600, environ=environ), 2, "…")
+        with mock.patch.object(rag, "document", side_effect=rag.RagError(f"usage: {'x' * 600}")):
+            self.assert_failure(run_rag(environ={}), 2, f"rag.py: usage: {'x' * 480}…")
 
     def test_a_stream_that_was_closed_before_the_start_is_an_error_and_no_traceback(self) -> None:
         err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")

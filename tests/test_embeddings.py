@@ -221,6 +221,25 @@ class TestEmbed(RagTestCase):
             self.assert_one_line(result, 1, words)
             self.assertEqual(len(sent), 3)
 
+    def test_a_failure_does_not_wait_for_requests_under_way(self) -> None:
+        together, ended = threading.Barrier(2), threading.Event()
+        replied: list[str] = []
+
+        def change(good: Any, request: Any) -> Any:
+            if request["input"] == [QUESTION]:
+                return good
+            together.wait(timeout=10)
+            if request["input"] == [TEXTS[0]]:
+                return Reply(429, b"")
+            ended.wait(timeout=10)
+            replied.extend(request["input"])
+            return good
+
+        server = self.serve(Scenario("slow", "own", "own", REFUSES, EMBEDDINGS, change))
+        self.addCleanup(ended.set)
+        result, _ = self.run_with(server, "slow", PAIRS)
+        self.assertEqual((result.status, replied), (1, []))
+
     def test_no_request_follows_a_failed_one_while_the_cache_is_locked(self) -> None:
         path = str(self.folder / "cache.db")
         server = self.serve()

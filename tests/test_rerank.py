@@ -106,6 +106,12 @@ class TestRerank(RagTestCase):
         self.run_with(server, RAG_CANDIDATES="2")
         self.assertEqual(bodies(server, RERANK)[0]["top_n"], 2)
 
+    def test_a_program_gets_the_best_rag_sources_rows_of_a_server_that_sends_all(self) -> None:
+        environ = {**self.serve().environment("rerank-all-rows"), "RAG_SOURCES": "2"}
+        with rag.open_run(rag.read_settings(environ)) as run:
+            best = rag.rerank("Which tower?", [(record, 0.0) for record in RECORDS], run)
+        self.assertEqual([record["id"] for record, _ in best], ["r0", "r1"])
+
     def test_the_sources_are_the_best_rows_with_our_own_texts(self) -> None:
         server = self.serve()
         for scenario in ("plain", "rerank-all-rows", "rerank-documents-echoed", "rerank-unsorted"):

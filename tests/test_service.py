@@ -163,9 +163,11 @@ class TestSecrets(ServiceTestCase):
         keys = {"API_RERANK_BASE_URL": "http://127.0.0.1:9", "API_RERANK_KEY": "key-of-rerank"}
         line = self.said({"error": "none, key-of-rerank, 12345678"}, **keys, API_TIMEOUT="12345")
         self.assertIn('"none, [secret], 12345678"', line)
-        server = self.serve(own(EMBEDDINGS, lambda *_: Reply(500, b"none here")), key="none")
-        line = run_rag(environ=server.environment("own")).stderr
-        self.assertIn('"none here"', line)
+        for key, shown in (("key-of-7", "[secret]"), ("key-of7", "key-of7")):
+            reply = Reply(500, f"bad {key}".encode())
+            server = self.serve(own(EMBEDDINGS, lambda *_, reply=reply: reply), key=key)
+            line = run_rag(environ=server.environment("own")).stderr
+            self.assertIn(f' answered 500: "bad {shown}"; ', line)
 
     def test_an_id_that_is_the_key_is_redacted(self) -> None:
         content = json.dumps({"answer": "x", "source_ids": [KEY]})
@@ -345,7 +347,7 @@ class TestConnections(ServiceTestCase):
     def test_a_setting_that_cannot_be_encoded_is_one_line_of_its_stage(self) -> None:
         for variable, stage in (("API_EMBEDDING_MODEL", "embeddings"), ("API_MODEL", "answer")):
             result = run_rag(environ={**self.serve().environment(), variable: "m\udcff"})
-            words = (f"rag.py: {stage}: ", "'utf-8' codec", f'{variable}=m\\udcff')
+            words = (f"rag.py: {stage}: ", "'utf-8' codec", f"{variable}=m\\udcff")
             self.assert_one_line(result, 1, *words)
 
     def test_https_to_a_server_of_plain_http_names_the_base_url(self) -> None:
