@@ -630,20 +630,20 @@ PART = re.compile(r"""(?msx) (?:^[^\S\n]{0,99})?\S (?: (?:.{0,998}?\S)??(?=\s*(?
 
 def read_documents(path: str) -> list[Record]:
     """Return the chunks of a document or of a folder, without hidden files and links."""
-    root, failed = Path(path), []
-    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    root, failed = Path(path), list[Any]()
+    walk = os.walk(path, onerror=failed.append) if root.is_dir() else [("", [], [path])]
     records: list[Record] = []
-    for file in [file for file in files if file.is_file() and has_documents(str(file))]:
-        name = file.name if file == root else file.relative_to(root).as_posix()
-        if file != root and (file.is_symlink() or re.search(r"(^|/)\.", name)):
+    for doc in sorted(Path(folder, name) for folder, _, names in walk for name in names):
+        name = doc.name if doc == root else doc.relative_to(root).as_posix()
+        if doc != root and (doc.is_symlink() or "/." in "/" + name or not has_documents(str(doc))):
             continue
         try:
             require(name.isprintable(), "its name does not print")
-            records += chunks(unicodedata.normalize("NFC", name), decode(file.read_bytes()))
+            records += chunks(unicodedata.normalize("NFC", name), decode(doc.read_bytes()))
         except (RagError, OSError, UnicodeError) as error:
             failed.append(f"{name}: {error}")
     if failed:
-        tell(f"rag.py: warning: {len(failed)} not read, the first is {shown(failed[0], 200)}")
+        tell(f"rag.py: warning: {len(failed)} not read, the first is {shown(str(failed[0]), 200)}")
     return records
 
 

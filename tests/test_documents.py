@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
 import re
 import tempfile
@@ -338,6 +339,26 @@ class TestFiles(RagTestCase):
         first = "rag.py: warning: 2 not read, the first is a.md: 'utf-8' codec can't decode byte"
         self.assertTrue(warning.startswith(first), warning)
         self.assertEqual(warning.count("\n"), 1)
+
+    def test_a_folder_that_cannot_be_opened_is_named_and_the_rest_is_read(self) -> None:
+        self.write("a.md")
+        self.write("b/c.md")
+        scan = os.scandir
+
+        def refuse(path: Any) -> Any:
+            if Path(path).name == "b":
+                raise PermissionError(13, "denied", str(path))
+            return scan(path)
+
+        with mock.patch.object(os, "scandir", refuse):
+            ids, warning = self.read()
+        self.assertEqual(ids, ["a.md:1"])
+        self.assertRegex(warning, r"1 not read, the first is \[Errno 13\] denied: '.*docs.b'\n$")
+
+    def test_a_document_that_does_not_exist_is_named_with_the_reason(self) -> None:
+        ids, warning = self.read(self.folder / "gone.md")
+        self.assertEqual(ids, [])
+        self.assertIn("1 not read, the first is gone.md: [Errno 2] No such file", warning)
 
     def test_a_file_that_cannot_be_opened_is_named(self) -> None:
         self.write("a/b.md")
